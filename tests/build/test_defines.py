@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from build_support import OPS, PLAN, run
+from build_support import OPS, PLAN, run, some
 
 from precast._jit.commands import location_flags
 from precast._jit.toolchain import find_toolchain
@@ -27,13 +27,13 @@ def _compile(op: str, source: str, without: str, *instead: str) -> str:
     return run([*command, "-ptx", "-o", "/dev/null", spec.source_path(source)], fails=True)
 
 
-@pytest.mark.parametrize(("op", "source", "define"), CASES)
+@pytest.mark.parametrize(("op", "source", "define"), some(CASES))
 def test_missing_define_is_an_error(op: str, source: str, define: str) -> None:
     out = _compile(op, source, define)
     errors = [line for line in out.splitlines() if "#error" in line or "error:" in line]
     assert any(define in line for line in errors), out
 
 
-@pytest.mark.parametrize(("op", "source", "define"), [c for c in CASES if c[2] != "PRECAST_SM"])
+@pytest.mark.parametrize(("op", "source", "define"), some(c for c in CASES if c[2] != "PRECAST_SM"))
 def test_unknown_value_is_an_error(op: str, source: str, define: str) -> None:
     assert "bogus7" in _compile(op, source, define, f"-D{define}=bogus7")

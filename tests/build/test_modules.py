@@ -16,7 +16,8 @@ from precast._jit.commands import build_commands
 from precast._jit.plan_files import target_archs
 from precast._plan.includes import include_closure
 from precast._runtime import elf
-from precast._runtime.manifest import MANIFEST_NAME
+from precast._runtime.library import get_function, load_library
+from precast._runtime.manifest import MANIFEST_NAME, read_manifest
 from precast._runtime.manifest_writer import SECONDS_NAME, write_manifest
 from precast.errors import ProviderError
 
@@ -119,65 +120,87 @@ def test_include_scan_finds_what_the_compilers_read(built: Built) -> None:
                 assert len(read[name]) > 2
 
 
-def test_every_target_is_compiled_and_read_back(built: Built, tmp_path: Path) -> None:
-    """Family targets, too, whose code is easily taken for that of the plain architecture."""
+@pytest.fixture(scope="module")
+def targets(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A provider with one small module for every target."""
+    folder = tmp_path_factory.mktemp("targets")
     major = built.toolchain.toolkit.major
     archs = [a for a in PLAN.build.archs.values() if a.cuda <= built.toolchain.toolkit.version]
     smallest = next(spec for spec in built.specs if spec.op == "scale")
-    specs = [PLAN.spec(smallest.op, smallest.axes, arch, major) for arch in archs]
-    manifest = aot.build(PLAN, specs, tmp_path)
-    assert [row.sass for row in manifest.modules] == [(arch.sass,) for arch in archs]
-    assert "sm_100f" in {row.sass[0] for row in manifest.modules}
+    aot.build(PLAN, [PLAN.spec(smallest.op, smallest.axes, arch, major) for arch in archs], folder)
+    return folder
+
+
+def test_every_target_is_compiled_and_read_back(built: Built, targets: Path) -> None:
+    """Family targets, too, whose code is easily taken for that of the plain architecture."""
+    known = built.toolchain.toolkit.version
+    rows = read_manifest(targets).modules
+    assert [row.sass for row in rows] == [
+        (arch.sass,) for arch in PLAN.build.archs.values() if arch.cuda <= known
+    ]
+    assert "sm_100f" in {row.sass[0] for row in rows}
+
+
+def test_modules_of_all_targets_live_in_one_process(built: Built, targets: Path) -> None:
+    """Copies of one op for several targets share no template static."""
+    rows = read_manifest(targets).modules
+    functions = [
+        get_function(load_library(targets / row.file, built.toolchain.toolkit.major), "scale")
+        for row in rows
+    ]
+    assert len({id(function) for function in functions}) == len(rows) > 2
+    maps = Path("/proc/self/maps").read_text()
+    assert all(str(targets / row.file) in maps for row in rows)
 
 
 def test_missing_module_fails(built: Built, copy: Path) -> None:
-    (copy / "sm80" / "scale__dtype_f32.so").unlink()
-    with pytest.raises(ProviderError, match=r"sm80/scale__dtype_f32\.so: missing"):
+    (copy / "sm90a" / "scale__dtype_f32.so").unlink()
+    with pytest.raises(ProviderError, match=r"sm90a/scale__dtype_f32\.so: missing"):
         _write(built, copy)
     assert not (copy / MANIFEST_NAME).exists()
 
 
 def test_unplanned_module_fails(built: Built, copy: Path) -> None:
-    shutil.copy(copy / "sm80" / "scale__dtype_f32.so", copy / "sm80" / "scale__dtype_u8.so")
-    with pytest.raises(ProviderError, match=r"sm80/scale__dtype_u8\.so: not planned"):
+    shutil.copy(copy / "sm90a" / "scale__dtype_f32.so", copy / "sm90a" / "scale__dtype_u8.so")
+    with pytest.raises(ProviderError, match=r"sm90a/scale__dtype_u8\.so: not planned"):
         _write(built, copy)
 
 
-def test_module_of_another_target_fails(built: Built, copy: Path) -> None:
-    shutil.copy(copy / "sm80" / "scale__dtype_f32.so", copy / "sm90a" / "scale__dtype_f32.so")
+def test_module_of_another_target_fails(built: Built, copy: Path, targets: Path) -> None:
+    shutil.copy(targets / "sm80" / "scale__dtype_f32.so", copy / "sm90a" / "scale__dtype_f32.so")
     with pytest.raises(ProviderError, match="has machine code for sm_80; planned: sm_90a"):
         _write(built, copy)
 
 
 def test_module_with_ptx_fails(built: Built, copy: Path, tmp_path: Path) -> None:
-    spec = spec_of(built, "sm80/scale__dtype_f32.so")
+    spec = spec_of(built, "sm90a/scale__dtype_f32.so")
     *compiles, link = build_commands(spec, built.toolchain, tmp_path)
     for command in compiles:
-        argv = [w.replace("code=sm_80", "code=[sm_80,compute_80]") for w in command.argv]
+        argv = [w.replace("code=sm_90a", "code=[sm_90a,compute_90a]") for w in command.argv]
         run(["env", "-C", tmp_path, *argv])
     run(link.argv)
     shutil.copy(link.output, copy / spec.file_name)
-    with pytest.raises(ProviderError, match=r"sm80/scale.*has PTX for sm_80"):
+    with pytest.raises(ProviderError, match=r"sm90a/scale.*has PTX for sm_90a"):
         _write(built, copy)
 
 
 def test_library_of_another_kind_fails(built: Built, copy: Path, tmp_path: Path) -> None:
     source = tmp_path / "other.cc"
     source.write_text('extern "C" int leaked() { return 1; }\n')
-    target = copy / "sm80" / "scale__dtype_f32.so"
+    target = copy / "sm90a" / "scale__dtype_f32.so"
     compiler = built.toolchain.host_compiler
     run([compiler, "-shared", "-fPIC", "-Wl,-rpath,/nowhere", source, "-o", target])
     with pytest.raises(ProviderError) as error:
         _write(built, copy)
     text = str(error.value)
-    assert "sm80/scale__dtype_f32.so: exports nothing; planned: scale" in text
-    assert "has machine code for nothing; planned: sm_80" in text
+    assert "sm90a/scale__dtype_f32.so: exports nothing; planned: scale" in text
+    assert "has machine code for nothing; planned: sm_90a" in text
     assert "has other public symbols leaked; planned: none" in text
     assert "has an RPATH /nowhere" in text
 
 
 def test_text_instead_of_a_library_fails(built: Built, copy: Path) -> None:
-    (copy / "sm80" / "scale__dtype_f32.so").write_text("not a library")
+    (copy / "sm90a" / "scale__dtype_f32.so").write_text("not a library")
     with pytest.raises(ProviderError, match=r"scale__dtype_f32\.so is not a shared library"):
         _write(built, copy)
 

@@ -139,17 +139,3 @@ def test_no_machine_path_is_inside(built: Built, file_name: str) -> None:
     data = built.library(spec_of(built, file_name)).read_bytes()
     for folder in (Path(torch.__file__).parents[1], PLAN.root, built.tree):
         assert str(folder).encode() not in data
-
-
-def test_both_targets_live_in_one_process(built: Built) -> None:
-    """Copies of one op for two targets share no template static."""
-    pairs = [n for n in CI_MODULES if n.startswith("sm80/")]
-    for name in pairs:
-        other = name.replace("sm80/", "sm90a/")
-        export = spec_of(built, name).exports[0]
-        one, two = _function(built, name, export), _function(built, other, export)
-        assert one is not two
-    maps = Path("/proc/self/maps").read_text()
-    for name in pairs:
-        assert str(built.provider / name) in maps
-        assert str(built.provider / name.replace("sm80/", "sm90a/")) in maps

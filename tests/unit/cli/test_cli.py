@@ -290,10 +290,9 @@ ATTENTION += ["attention_plan"]
         ),
     ],
 )
-def test_explain_knows_what_users_import(words, modules, tmp_path):
-    done = run("explain", *words, "--arch", "9.0", "--json", PRECAST_CACHE_DIR=str(tmp_path))
-    assert done.returncode in (0, 1), done.stderr
-    found = [row["module"] for row in json.loads(done.stdout)["modules"]]
+def test_explain_knows_what_users_import(words, modules, clean_environment, capsys):
+    assert precast.cli.main(["explain", *words, "--arch", "9.0", "--json"]) in (0, 1)
+    found = [row["module"] for row in json.loads(capsys.readouterr().out)["modules"]]
     if modules is not None:
         assert found == modules
     else:
@@ -318,11 +317,10 @@ def test_every_public_name_of_an_op_has_its_op_or_runs_no_kernel():
     assert not [name for name in without if name.endswith(("Wrapper", "_plan"))]
 
 
-def test_doctor_and_list_select_by_public_names(tmp_path):
-    settings = {"PRECAST_CACHE_DIR": str(tmp_path), "PRECAST_JIT": "error"}
+def test_doctor_and_list_select_by_public_names(clean_environment, capsys):
     for words in (["doctor", "--profile", "core"], ["list"]):
-        words += ["--op", "BatchAttention", "--arch", "9.0", "--json"]
-        document = json.loads(run(*words, **settings).stdout)
+        precast.cli.main([*words, "--op", "BatchAttention", "--arch", "9.0", "--json"])
+        document = json.loads(capsys.readouterr().out)
         rows = document["targets"][0]["modules"] if words[0] == "doctor" else document["modules"]
         assert {row["op"] for row in rows} == {"attention", "attention_plan"}
 
