@@ -139,6 +139,7 @@ from precast._ops.quantize.mxfp8 import mxfp8_quantize as mxfp8_quantize
 from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
     nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged,
 )
+from precast._ops.quantize.nvfp4_kv_quantize import nvfp4_kv_quantize as nvfp4_kv_quantize
 from precast._ops.quantize.packbits import packbits as packbits
 from precast._ops.quantize.packbits import segment_packbits as segment_packbits
 from precast._ops.quantize.per_block import per_block_cast_to_fp8 as per_block_cast_to_fp8
