@@ -121,6 +121,12 @@ from precast._ops.paged.fp8 import (
 from precast._ops.paged.fp8 import (
     fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping as fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping,  # noqa: E501
 )
+from precast._ops.paged.nvfp4 import (
+    nvfp4_quantize_append_paged_kv_cache as nvfp4_quantize_append_paged_kv_cache,
+)
+from precast._ops.paged.nvfp4 import (
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
+)
 from precast._ops.paged.positions import get_batch_indices_positions as get_batch_indices_positions
 from precast._ops.paged.positions import get_seq_lens as get_seq_lens
 from precast._ops.quantize.block_dequantize import (

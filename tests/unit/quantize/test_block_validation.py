@@ -71,7 +71,11 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
             "fp4_quantize: nvfp4_4over6 must be None, got object",
         ),
         (lambda: precast.nvfp4_kv_dequantize(Q, S, ONE, None), TypeError, "must be a torch.dtype"),
-        (lambda: precast.nvfp4_kv_quantize([1], ONE), TypeError, "nvfp4_kv_quantize: input must be"),
+        (
+            lambda: precast.nvfp4_kv_quantize([1], ONE),
+            TypeError,
+            "nvfp4_kv_quantize: input must be",
+        ),
         (lambda: precast.nvfp4_kv_quantize(X, 2.0), TypeError, "global_scale must be a torch.Tens"),
         (lambda: precast.nvfp4_kv_quantize(X[:, :40], ONE), ValueError, "multiple of 16, got 40"),
         (lambda: precast.nvfp4_kv_quantize(X[0], ONE), ValueError, "at least 2 dimensions"),

@@ -148,3 +148,14 @@ def quantized(rows: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtyp
     """Return ``rows / scale`` in float32, rounded to nearest even and saturated."""
     scale = torch.as_tensor(scale, dtype=torch.float32, device=rows.device).reshape(())
     return saturated(rows.float() / scale, dtype)
+
+
+def nvfp4_quantized(
+    rows: torch.Tensor, scale: float | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return packed e2m1 and the scales of its blocks of 16; both hold bytes."""
+    from precast._ops.quantize._reference_blocks import quantize_e2m1
+
+    number = torch.as_tensor(scale, dtype=torch.float32, device=rows.device)
+    packed, scales = quantize_e2m1(rows, 2, number, True)
+    return packed, scales.reshape(*rows.shape[:-1], rows.shape[-1] // 16)

@@ -36,9 +36,7 @@ _NVFP4_KV_QUANTIZE = Export(
     "input:T=f16|bf16[*rows(1-),columns] global_scale:f32[.] fp4_output!:u8 block_scales!:u8 "
     "enable_pdl:pdl_on",
     reference=nvfp4_kv_quantize_reference,
-    check=lambda export, input, global_scale: check_quantized_blocks(
-        export, "input", input, 16, 2
-    ),
+    check=lambda export, input, global_scale: check_quantized_blocks(export, "input", input, 16, 2),
     new={
         "fp4_output": lambda input: _bytes(input, 2),
         "block_scales": lambda input: _bytes(input, 16),
