@@ -179,8 +179,14 @@ def batch_trace(
         )
 
     def form_of(
-        self: Any = None, paged_kv_cache: Any = None, return_lse: Any = False, **others: Any
+        self: Any = None,
+        paged_kv_cache: Any = None,
+        return_lse: Any = False,
+        kv_cache_sf: Any = None,
+        **others: Any,
     ) -> tuple[bool, str, bool]:
+        if kv_cache_sf is not None:
+            raise ValueError(f"{name}: only calls without kv_cache_sf have a definition")
         packed = not (ragged or isinstance(paged_kv_cache, tuple))
         return packed, self._kv_layout, bool(return_lse)
 

@@ -135,8 +135,8 @@ def nvfp4_quantize_append_paged_kv_cache(
     that lies on a tie may differ from its by one step; NaN becomes 6 here and 0 there. Tokens
     without a place as in :func:`append_paged_kv_cache`. A scale on the GPU is not checked, because
     this would wait for it: one that is not positive and finite gives what the formula gives, and
-    NaN gives scales that are NaN. No allocation; safe in CUDA graphs; not differentiable. Source: arXiv:2509.25149,
-    arXiv:2309.06180.
+    NaN gives scales that are NaN. No allocation; safe in CUDA graphs; not differentiable. Source:
+    arXiv:2509.25149, arXiv:2309.06180.
 
     Examples
     --------
