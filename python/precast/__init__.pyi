@@ -121,12 +121,6 @@ from precast._ops.paged.fp8 import (
 from precast._ops.paged.fp8 import (
     fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping as fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping,  # noqa: E501
 )
-from precast._ops.paged.nvfp4 import (
-    nvfp4_quantize_append_paged_kv_cache as nvfp4_quantize_append_paged_kv_cache,
-)
-from precast._ops.paged.nvfp4 import (
-    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
-)
 from precast._ops.paged.positions import get_batch_indices_positions as get_batch_indices_positions
 from precast._ops.paged.positions import get_seq_lens as get_seq_lens
 from precast._ops.quantize.block_dequantize import (
@@ -142,6 +136,12 @@ from precast._ops.quantize.dequantize import dequantize_fp8 as dequantize_fp8
 from precast._ops.quantize.mxfp8 import mxfp8_dequantize as mxfp8_dequantize
 from precast._ops.quantize.mxfp8 import mxfp8_dequantize_host as mxfp8_dequantize_host
 from precast._ops.quantize.mxfp8 import mxfp8_quantize as mxfp8_quantize
+from precast._ops.quantize.nvfp4_append import (
+    nvfp4_quantize_append_paged_kv_cache as nvfp4_quantize_append_paged_kv_cache,
+)
+from precast._ops.quantize.nvfp4_append import (
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
+)
 from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
     nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged,
 )

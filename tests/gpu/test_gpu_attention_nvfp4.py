@@ -147,13 +147,14 @@ class Batch:
         if not rows:
             options["q_len_per_req"] = self.q.shape[0] // self.last.numel()
         want = type(wrapper).reference(
-            self.q.float(),
-            tuple(x.float() for x in self.values),
+            self.q,
+            self.values,
             *rows,
             *self.table,
             kv_layout=self.layout,
             k_scale=K_SCALE,
             v_scale=V_SCALE,
+            o_dtype=torch.float32,
             **run,
             **options,
         )

@@ -8,7 +8,8 @@ from precast._op.docs import documented
 from precast._ops.attention._docs import PLAN, REFERENCE, RUN
 from precast._ops.attention.lengths import pairs_of_requests
 from precast._ops.attention.reference import paged_requests, ragged_requests, reference_outputs
-from precast._ops.paged._cache import Cache, entries_of, halves, nvfp4_dequantized
+from precast._ops.paged._cache import Cache, entries_of, halves
+from precast._ops.quantize._reference_nvfp4 import nvfp4_dequantized
 
 
 def batch_decode_with_paged_kv_cache_reference(

@@ -23,7 +23,8 @@ from precast._ops.attention.reference import (
     ragged_requests,
 )
 from precast._ops.attention.validation import softmax_scale
-from precast._ops.paged._cache import entries_of, halves, joined, nvfp4_dequantized
+from precast._ops.paged._cache import entries_of, halves, joined
+from precast._ops.quantize._reference_nvfp4 import nvfp4_dequantized
 
 #: What logits are multiplied with on the host.
 SM_PRODUCT = "sm_scale * q_scale * k_scale"

@@ -148,30 +148,3 @@ def quantized(rows: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtyp
     """Return ``rows / scale`` in float32, rounded to nearest even and saturated."""
     scale = torch.as_tensor(scale, dtype=torch.float32, device=rows.device).reshape(())
     return saturated(rows.float() / scale, dtype)
-
-
-def nvfp4_quantized(
-    rows: torch.Tensor, scale: float | torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed e2m1 and the scales of its blocks of 16; both hold bytes."""
-    from precast._ops.quantize._reference_blocks import quantize_e2m1
-
-    number = torch.as_tensor(scale, dtype=torch.float32, device=rows.device)
-    packed, scales = quantize_e2m1(rows, 2, number, True)
-    return packed, scales.reshape(*rows.shape[:-1], rows.shape[-1] // 16)
-
-
-def nvfp4_dequantized(
-    paged_kv_cache: Cache, kv_cache_sf: Cache
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of a cache in NVFP4 as float16, which holds them exactly."""
-    from precast._ops.quantize._reference_blocks import e2m1_unpack
-
-    keys, values = (
-        (
-            e2m1_unpack(codes)
-            * scales.view(torch.uint8).view(torch.float8_e4m3fn).float().repeat_interleave(16, -1)
-        ).half()
-        for codes, scales in zip(halves(paged_kv_cache), halves(kv_cache_sf))
-    )
-    return keys, values

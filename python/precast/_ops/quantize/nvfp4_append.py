@@ -10,19 +10,12 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.paged._append import appends
-from precast._ops.paged._cache import (
-    Cache,
-    copied,
-    entries_of,
-    halves,
-    nvfp4_quantized,
-    put,
-    table_slots,
-)
+from precast._ops.paged._cache import Cache, copied, entries_of, halves, put, table_slots
 from precast._ops.paged.append import (
     append_paged_kv_cache,
     append_paged_kv_cache_with_slot_mapping,
 )
+from precast._ops.quantize._reference_nvfp4 import nvfp4_quantized
 
 
 def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_reference(
