@@ -78,10 +78,10 @@ cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
                   exists_for_target(kTile)) {
       if (p.schedule.shape.block_m == kTile.block_m) {
         using Tile = TileOf<KV, kDimQ, kDimV, kTile.block_m, kGeneral>;
-        static_assert(
-            Tile::kCtasPerSm ==
-                AttentionTile<kKvStageBytes<KV>, kDimQ, kDimV, kTile.block_m, false>::kCtasPerSm,
-            "a plan serves all kernels of a tile");
+        static_assert(!KvFormat<KV>::kIsPacked ||
+                          Tile::kCtasPerSm >=
+                              attention_ctas_per_sm(kKvStageBytes<KV>, kTile.block_m, kDimQ, kDimV),
+                      "an SM holds the CTAs that a plan counts");
         return launch_attention_tile<Tile, Q, KV>(p, enable_pdl, stream);
       }
     }
