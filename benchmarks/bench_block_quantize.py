@@ -15,6 +15,7 @@ from precast.quantization import (
     fp4_quantize_reference,
     mxfp4_quantize_reference,
     mxfp8_quantize_reference,
+    nvfp4_kv_quantize_reference,
     nvfp4_quantize_reference,
 )
 
@@ -63,6 +64,20 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
 
                 moved = int(rows * COLUMNS * (dtype.itemsize + written))
                 yield Case(op, f"[{rows}, {COLUMNS}] {word}", moved, make, bind, eager)
+    for rows in ROWS:
+
+        def make_kv(rows: int = rows) -> tuple[torch.Tensor, torch.Tensor]:
+            x = torch.randn((rows, COLUMNS), dtype=dtype, device="cuda")
+            return x, (x.abs().amax().float() / (448 * 6)).reshape(1)
+
+        yield Case(
+            "nvfp4_kv_quantize",
+            f"[{rows}, {COLUMNS}]",
+            int(rows * COLUMNS * (dtype.itemsize + 1 / 2 + 1 / 16)),
+            make_kv,
+            bind=lambda f: lambda x, g: f(x, g),
+            eager=nvfp4_kv_quantize_reference,
+        )
 
 
 if __name__ == "__main__":

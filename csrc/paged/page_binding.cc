@@ -48,35 +48,15 @@ bool check_copy(const AppendArgs& args, int64_t tokens, AppendPagedParams& p,
   return true;
 }
 
-struct PageTable {
-  const TensorView& batch_indices;
-  const TensorView& positions;
-  const TensorView& kv_indices;
-  const TensorView& kv_indptr;
-  const TensorView& kv_last_page_len;
-};
-
-void append_by_table(const AppendArgs& args, const PageTable& table, bool enable_pdl) {
-  const char* op = args.first.op;
+void append_by_table(const AppendArgs& args, const PageTableArgs& table, bool enable_pdl) {
   const Arg& with = args.first;
-  const int64_t tokens = with.tensor.size(0);
-  const Arg indptr{op, "kv_indptr", table.kv_indptr};
-  const Arg indices{op, "kv_indices", table.kv_indices};
-  const Arg batches{op, "batch_indices", table.batch_indices};
-  const Arg positions{op, "positions", table.positions};
-  const Arg last{op, "kv_last_page_len", table.kv_last_page_len};
   AppendPagedParams p;
-  p.slots.tokens = check_index(batches, with, tokens);
-  p.slots.positions = check_index(positions, with, tokens);
-  const int64_t batch = check_indptr_shape(indptr, "batch_size + 1");
-  p.slots.kv_indptr = check_index(indptr, with, batch + 1);
-  p.slots.kv_indices =
-      check_index(indices, with, table.kv_indices.ndim() == 1 ? table.kv_indices.size(0) : -1);
-  // No kernel reads it, because the positions determine where rows go.
-  check_index(last, with, batch);
-  p.slots.batch = static_cast<uint32_t>(batch < 0x7fffffff ? batch : 0x7fffffff);
-  p.slots.kv_indices_count = table.kv_indices.size(0);
-  if (!check_copy(args, tokens, p, {batches, positions, indices, indptr, last})) return;
+  table.check(with, p);
+  if (!check_copy(args, with.tensor.size(0), p,
+                  {table.batch_indices, table.positions, table.kv_indices, table.kv_indptr,
+                   table.kv_last_page_len})) {
+    return;
+  }
   launch_on(with, [&](cudaStream_t stream) { return append_paged(p, false, enable_pdl, stream); });
 }
 
@@ -117,8 +97,9 @@ void append_paged_kv_cache(TensorView append_key, TensorView append_value, Tenso
                            TensorView positions, TensorView k_cache, OptionalTensor v_cache,
                            TensorView kv_indices, TensorView kv_indptr, TensorView kv_last_page_len,
                            bool hnd, bool enable_pdl) {
-  const PageTable table{batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len};
-  with_keys_and_values("append_paged_kv_cache", append_key, append_value, k_cache, v_cache, hnd,
+  const char* op = "append_paged_kv_cache";
+  const PageTableArgs table(op, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len);
+  with_keys_and_values(op, append_key, append_value, k_cache, v_cache, hnd,
                        [&](const AppendArgs& a) { append_by_table(a, table, enable_pdl); });
 }
 
@@ -126,8 +107,9 @@ void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe,
                                TensorView batch_indices, TensorView positions, TensorView ckv_cache,
                                TensorView kpe_cache, TensorView kv_indices, TensorView kv_indptr,
                                TensorView kv_last_page_len, bool enable_pdl) {
-  const PageTable table{batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len};
-  with_mla("append_paged_mla_kv_cache", append_ckv, append_kpe, ckv_cache, kpe_cache,
+  const char* op = "append_paged_mla_kv_cache";
+  const PageTableArgs table(op, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len);
+  with_mla(op, append_ckv, append_kpe, ckv_cache, kpe_cache,
            [&](const AppendArgs& a) { append_by_table(a, table, enable_pdl); });
 }
 

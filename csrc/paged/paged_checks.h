@@ -66,9 +66,9 @@ struct CacheView {
 };
 
 // Views `cache` for the rows of `rows`, whose device it must be on. A shape with heads may omit
-// page size 1.
+// page size 1. `row_bytes` is the size of a row of packed numbers, or -1.
 PRECAST_ONE_COPY CacheView view_cache(const Arg& cache, const CacheKind& kind,
-                                      const AppendArg& rows) {
+                                      const AppendArg& rows, int64_t row_bytes = -1) {
   const TensorView& t = cache.tensor;
   const int both = kind.half >= 0;
   check_same_device(cache, rows.arg);
@@ -85,10 +85,11 @@ PRECAST_ONE_COPY CacheView view_cache(const Arg& cache, const CacheKind& kind,
   const bool has_entries = kind.is_mla || t.ndim() == 4 + both;
   const int entries = has_entries ? 1 + both + (kind.hnd && !kind.is_mla) : -1;
   const int heads = kind.is_mla ? -1 : 1 + both + (has_entries && !kind.hnd);
-  const bool fits = (kind.is_mla || t.size(heads) == rows.heads()) && t.size(-1) == rows.size();
+  const int64_t size = row_bytes < 0 ? rows.size() : row_bytes;
+  const bool fits = (kind.is_mla || t.size(heads) == rows.heads()) && t.size(-1) == size;
   PRECAST_CHECK(fits, ValueError) << cache.what() << " must hold rows of " << rows.heads() << " x "
-                                  << rows.size() << " as " << rows.arg.name << ", got shape "
-                                  << to_string(t.shape())
+                                  << size << (row_bytes < 0 ? " as " : " bytes for ")
+                                  << rows.arg.name << ", got shape " << to_string(t.shape())
                                   << (kind.is_mla ? ""
                                       : kind.hnd  ? " in layout HND"
                                                   : " in layout NHD");
@@ -132,14 +133,22 @@ inline PagedRows paged_rows(const AppendArg& rows, const CacheView& cache, int64
   return part;
 }
 
+// What errors call one tensor with keys and values, or two.
+struct CacheNames {
+  const char* one = "paged_kv_cache";
+  const char* first = "paged_kv_cache[0]";
+  const char* second = "paged_kv_cache[1]";
+};
+
 // The caches of an op on keys and values: a pair, or one tensor that holds both.
 class CacheArgs {
  public:
-  CacheArgs(const char* op, const TensorView& k_cache, const OptionalTensor& v_cache)
+  CacheArgs(const char* op, const TensorView& k_cache, const OptionalTensor& v_cache,
+            const CacheNames& names = {})
       : is_pair_(v_cache.has_value()),
         second_tensor_(is_pair_ ? *v_cache : k_cache),
-        first_{op, is_pair_ ? "paged_kv_cache[0]" : "paged_kv_cache", k_cache},
-        second_{op, "paged_kv_cache[1]", second_tensor_} {}
+        first_{op, is_pair_ ? names.first : names.one, k_cache},
+        second_{op, names.second, second_tensor_} {}
   CacheArgs(const CacheArgs&) = delete;
 
   const Arg& first() const { return first_; }
@@ -164,6 +173,37 @@ PRECAST_ONE_COPY int64_t check_slots(const Arg& slots, const Arg& rows, AppendPa
   return slots.tensor.size(0);
 }
 
+// The tensors that say the places of tokens by a page table.
+class PageTableArgs {
+ public:
+  PageTableArgs(const char* op, const TensorView& batch_indices, const TensorView& positions,
+                const TensorView& kv_indices, const TensorView& kv_indptr,
+                const TensorView& kv_last_page_len)
+      : batch_indices{op, "batch_indices", batch_indices},
+        positions{op, "positions", positions},
+        kv_indices{op, "kv_indices", kv_indices},
+        kv_indptr{op, "kv_indptr", kv_indptr},
+        kv_last_page_len{op, "kv_last_page_len", kv_last_page_len} {}
+  PageTableArgs(const PageTableArgs&) = delete;
+
+  // Checks them for all tokens of `rows`, and sets the slots of `p`.
+  void check(const Arg& rows, AppendPagedParams& p) const {
+    const int64_t tokens = rows.tensor.size(0);
+    p.slots.tokens = check_index(batch_indices, rows, tokens);
+    p.slots.positions = check_index(positions, rows, tokens);
+    const int64_t batch = check_indptr_shape(kv_indptr, "batch_size + 1");
+    p.slots.kv_indptr = check_index(kv_indptr, rows, batch + 1);
+    p.slots.kv_indices = check_index(
+        kv_indices, rows, kv_indices.tensor.ndim() == 1 ? kv_indices.tensor.size(0) : -1);
+    // No kernel reads it, because the positions determine where rows go.
+    check_index(kv_last_page_len, rows, batch);
+    p.slots.batch = static_cast<uint32_t>(batch < 0x7fffffff ? batch : 0x7fffffff);
+    p.slots.kv_indices_count = kv_indices.tensor.size(0);
+  }
+
+  const Arg batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len;
+};
+
 // The tensors to append, and the cache or caches that they are appended to.
 struct AppendArgs {
   const Arg& first;
@@ -172,6 +212,7 @@ struct AppendArgs {
   const Arg& second_cache;  // the same as the first one if that holds both
   bool hnd;
   bool is_mla;
+  int64_t numbers_per_byte = 0;  // of a packed cache, else 0
 
   bool one_cache() const { return &first_cache == &second_cache; }
 };
@@ -184,9 +225,12 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
                                    std::initializer_list<TensorMemory> places) {
   const AppendArg rows[2] = {{args.first}, {args.second}};
   const bool one = args.one_cache();
-  const CacheView caches[2] = {
-      view_cache(args.first_cache, {args.hnd, one ? 0 : -1, args.is_mla}, rows[0]),
-      view_cache(args.second_cache, {args.hnd, one ? 1 : -1, args.is_mla}, rows[1])};
+  const int64_t packed = args.numbers_per_byte;
+  const auto view = [&](const Arg& cache, int i) {
+    return view_cache(cache, {args.hnd, one ? i : -1, args.is_mla}, rows[i],
+                      packed > 0 ? rows[i].size() / packed : -1);
+  };
+  const CacheView caches[2] = {view(args.first_cache, 0), view(args.second_cache, 1)};
   check_same_pages(args.second_cache, caches[1], args.first_cache, caches[0]);
   for (int i = 0; i < 2; ++i) p.parts[i] = paged_rows(rows[i], caches[i], scale);
   p.heads = static_cast<uint32_t>(rows[0].heads());

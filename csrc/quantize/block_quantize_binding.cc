@@ -102,6 +102,18 @@ void nvfp4_quantize_export(TensorView a, TensorView a_global_sf, TensorView out,
         {BlockRecipe::nvfp4, sf_layout, a.ndim() > 0 ? a.size(-1) : 0, false, enable_pdl});
 }
 
+void nvfp4_kv_quantize_export(TensorView input, TensorView global_scale, TensorView fp4_output,
+                              TensorView block_scales, bool enable_pdl) {
+  const char* op = "nvfp4_kv_quantize";
+  const Arg in = PRECAST_ARG(op, input);
+  const Arg global = PRECAST_ARG(op, global_scale);
+  check_cuda(in);
+  check_one_number(global, in);
+  entry(in, &global, PRECAST_ARG(op, fp4_output), PRECAST_ARG(op, block_scales),
+        {BlockRecipe::nvfp4, static_cast<int64_t>(SfLayout::linear),
+         input.ndim() > 0 ? input.size(-1) : 0, true, enable_pdl});
+}
+
 void mxfp4_quantize_export(TensorView a, TensorView out, TensorView out_sf, int64_t sf_layout,
                            bool enable_pdl) {
   const char* op = "mxfp4_quantize";
@@ -126,6 +138,7 @@ void mxfp8_quantize_export(TensorView input, TensorView out, TensorView out_sf, 
 
 PRECAST_EXPORT(fp4_quantize, fp4_quantize_export)
 PRECAST_EXPORT(nvfp4_quantize, nvfp4_quantize_export)
+PRECAST_EXPORT(nvfp4_kv_quantize, nvfp4_kv_quantize_export)
 PRECAST_EXPORT(mxfp4_quantize, mxfp4_quantize_export)
 PRECAST_EXPORT(mxfp8_quantize, mxfp8_quantize_export)
 

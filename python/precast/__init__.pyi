@@ -136,9 +136,16 @@ from precast._ops.quantize.dequantize import dequantize_fp8 as dequantize_fp8
 from precast._ops.quantize.mxfp8 import mxfp8_dequantize as mxfp8_dequantize
 from precast._ops.quantize.mxfp8 import mxfp8_dequantize_host as mxfp8_dequantize_host
 from precast._ops.quantize.mxfp8 import mxfp8_quantize as mxfp8_quantize
+from precast._ops.quantize.nvfp4_append import (
+    nvfp4_quantize_append_paged_kv_cache as nvfp4_quantize_append_paged_kv_cache,
+)
+from precast._ops.quantize.nvfp4_append import (
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping as nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
+)
 from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
     nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged,
 )
+from precast._ops.quantize.nvfp4_kv_quantize import nvfp4_kv_quantize as nvfp4_kv_quantize
 from precast._ops.quantize.packbits import packbits as packbits
 from precast._ops.quantize.packbits import segment_packbits as segment_packbits
 from precast._ops.quantize.per_block import per_block_cast_to_fp8 as per_block_cast_to_fp8

@@ -24,6 +24,12 @@ from precast._ops.paged.positions import (
     get_batch_indices_positions_reference,
     get_seq_lens,
 )
+from precast._ops.quantize.nvfp4_append import (
+    nvfp4_quantize_append_paged_kv_cache,
+    nvfp4_quantize_append_paged_kv_cache_reference,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_reference,
+)
 
 __all__ = [
     "append_paged_kv_cache",
@@ -41,4 +47,8 @@ __all__ = [
     "get_batch_indices_positions",
     "get_batch_indices_positions_reference",
     "get_seq_lens",
+    "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_reference",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_reference",
 ]

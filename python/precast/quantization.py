@@ -42,6 +42,10 @@ from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
 from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
     nvfp4_kv_dequantize_paged_reference as nvfp4_kv_dequantize_paged_reference,
 )
+from precast._ops.quantize.nvfp4_kv_quantize import nvfp4_kv_quantize as nvfp4_kv_quantize
+from precast._ops.quantize.nvfp4_kv_quantize import (
+    nvfp4_kv_quantize_reference as nvfp4_kv_quantize_reference,
+)
 from precast._ops.quantize.packbits import packbits as packbits
 from precast._ops.quantize.packbits import packbits_reference as packbits_reference
 from precast._ops.quantize.packbits import segment_packbits as segment_packbits

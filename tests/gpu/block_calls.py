@@ -23,6 +23,7 @@ from precast.quantization import (
     fp4_quantize_reference,
     mxfp4_quantize_reference,
     mxfp8_quantize_reference,
+    nvfp4_kv_quantize_reference,
     nvfp4_quantize_reference,
 )
 
@@ -128,6 +129,18 @@ QUANTIZE = [
         lambda x, g, layout: mxfp8_quantize_reference(x, sf_swizzle_layout=layout),
     ),
 ]
+
+
+def check_kv(x: torch.Tensor, g: torch.Tensor) -> None:
+    """Call ``nvfp4_kv_quantize`` as :meth:`Quantize.check` does."""
+    *leading, columns = x.shape
+    out, scales = Buffer(*leading, columns // 2), Buffer(*leading, columns // 16)
+    kernels()["nvfp4_kv_quantize"][x.dtype, x.get_device()](x, g, out.view, scales.view, True)
+    want = nvfp4_kv_quantize_reference(x.cpu(), g.cpu())
+    same_bits(scales.view, want[1], "nvfp4_kv_quantize: scales")
+    same_bits(out.view, want[0], "nvfp4_kv_quantize")
+    out.check()
+    scales.check()
 
 
 def numbers(

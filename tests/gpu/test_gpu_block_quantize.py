@@ -7,13 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from block_calls import LAYOUTS, QUANTIZE, Quantize, global_scale, numbers, same_bits
+from block_calls import (
+    LAYOUTS,
+    QUANTIZE,
+    Quantize,
+    check_kv,
+    global_scale,
+    numbers,
+    same_bits,
+)
 
 import precast
 from precast import SfLayout
 from precast.quantization import (
     fp4_quantize_reference,
     mxfp8_quantize_reference,
+    nvfp4_kv_quantize_reference,
     nvfp4_quantize_reference,
 )
 from precast.testing import packed_slice, row_strided
@@ -119,6 +128,91 @@ def test_an_inverse_global_scale(layout: SfLayout, generator: torch.Generator) -
         want = fp4_quantize_reference(x.cpu(), g.cpu(), 16, False, layout < 2, layout == 1, True)
         same_bits(got[0], want[0])
         same_bits(got[1], want[1])
+
+
+# -- nvfp4_kv_quantize ----------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("columns", [16, 32, 48, 64, 128, 160, 7168])
+def test_key_values(dtype: torch.dtype, columns: int, generator: torch.Generator) -> None:
+    for rows in (1, 7, 129, 300):
+        x = numbers(rows, columns, dtype=dtype, generator=generator, spread=2.0)
+        g = 1 / global_scale(x)
+        check_kv(x, g)
+        check_kv(row_strided(x, 8, 0), g)
+        check_kv(row_strided(x, 3, 1), g[0])
+    x = packed_slice(37, (8, 2, 2), 1, 128, dtype=dtype, generator=generator)
+    check_kv(x, 1 / global_scale(x))
+    check_kv(x.transpose(0, 1), 1 / global_scale(x))
+
+
+@dtypes
+def test_key_values_of_a_large_dense_input(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Enough for several items a thread."""
+    x = numbers(4101, 2048, dtype=dtype, generator=generator, spread=1.0)
+    check_kv(x, 1 / global_scale(x))
+
+
+@dtypes
+@pytest.mark.parametrize("g", [1e-38, 1e-30, 1e-3, 1.0, 300.0, 1e30, 3e38])
+def test_key_values_of_every_16_bit_number(dtype: torch.dtype, g: float) -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cuda").to(torch.int16)
+    x, scale = bits.view(dtype), torch.tensor([g], device="cuda")
+    check_kv(x.view(-1, 512), scale)
+    with_ones = torch.ones((2**16, 16), dtype=dtype, device="cuda")
+    with_ones[:, 5] = x
+    check_kv(with_ones, scale)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0), (3, 0, 64)])
+def test_no_key_values(shape: tuple[int, ...]) -> None:
+    x = torch.empty(shape, dtype=BF16, device="cuda")
+    q, scales = precast.nvfp4_kv_quantize(x, torch.ones(1, device="cuda"))
+    assert q.shape == (*shape[:-1], shape[-1] // 2)
+    assert scales.shape == (*shape[:-1], shape[-1] // 16)
+
+
+def test_key_values_in_frameworks(generator: torch.Generator) -> None:
+    """Under torch.compile and in a CUDA graph, replayed with other numbers."""
+    x = numbers(3, 5, 64, dtype=BF16, generator=generator)
+    g = 1 / global_scale(x)
+
+    def block(x: torch.Tensor, g: torch.Tensor) -> Any:
+        q, scales = precast.nvfp4_kv_quantize(x * 2, g)
+        return q + 1, scales + 1
+
+    torch._dynamo.reset()
+    for got, want in zip(torch.compile(block, fullgraph=True)(x, g), block(x, g), strict=True):
+        same_bits(got, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        q, scales = precast.nvfp4_kv_quantize(x, g)
+    for _ in range(3):
+        x.copy_(numbers(3, 5, 64, dtype=BF16, generator=generator))
+        g.copy_(1 / global_scale(x))
+        for result in (q, scales):
+            result.fill_(0xA5)
+        graph.replay()
+        want = nvfp4_kv_quantize_reference(x.cpu(), g.cpu())
+        same_bits(q, want[0])
+        same_bits(scales, want[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "g", "words"),
+    [
+        (lambda x: x[:, :-8], 1, "last dimension must be a multiple of 16"),
+        (lambda x: x[0], 1, "at least 2 dimensions"),
+        (lambda x: x[:, ::2].repeat(1, 2)[:, ::2], 1, "stride 1 in its last dimension"),
+        (lambda x: x, 8, "global_scale must hold one number"),
+        (lambda x: x.double(), 1, "dtype=torch.float64 is not supported"),
+    ],
+)
+def test_invalid_key_values(change: Any, g: int, words: str) -> None:
+    x = change(torch.ones((8, 128), dtype=BF16, device="cuda"))
+    with pytest.raises(ValueError, match=words):
+        precast.nvfp4_kv_quantize(x, torch.ones(g, device="cuda"))
 
 
 def test_fp4_quantize_is_mxfp4_too(generator: torch.Generator) -> None:

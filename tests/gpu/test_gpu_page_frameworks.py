@@ -258,6 +258,7 @@ print("captured", len(calls))
         ("page", {}),
         ("concat_ops", {}),
         ("page_fp8", {"dtype": "bf16", "dtype_kv": "e4m3"}),
+        ("page_nvfp4", {"dtype": "bf16"}),
     ],
 )
 def test_jit_equals_prebuilt(

@@ -123,7 +123,9 @@ def test_calls_of_cpu_tensors_are_rejected(built: Built, file_name: str) -> None
     q, ints = torch.zeros(2, 4, 64), torch.zeros(64, dtype=torch.uint8)
     options = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
     block, none = new_block(PlanShape(2, 2, 1, 8, 4, 2, 64, 64, 2, 16), options), [None] * 5
+    options_of_run = (q, None, None, block, 1.0, 1.0, None, None, True)
     calls = {
+        "run_paged_nvfp4": (q, q, None, q, None, *options_of_run),
         "pack_plan": (ints[:3].int(), None, None, None, None, ints, ints, *none, block),
         "plan": (ints, block, None, None, None, None, True),
         "run_paged": (q, q, None, q, None, None, block, 1.0, 1.0, None, None, True),

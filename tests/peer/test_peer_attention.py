@@ -455,3 +455,46 @@ def test_one_request(
 
     compare(prefill, workspaces)
     compare(one, workspaces)
+
+
+# -- NVFP4 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("prefill", [False, True])
+def test_caches_in_nvfp4(
+    prefill: bool,
+    dim: int,
+    layout: str,
+    workspaces: list[torch.Tensor],
+    generator: torch.Generator,
+) -> None:
+    batch = Batch(generator, LENS, Q_LENS if prefill else None, dim=dim, layout=layout)
+    g = batch.cache.abs().amax().float() / (448 * 6)
+    cache, factors = precast.nvfp4_kv_quantize(batch.cache, g)
+    scale = g.item()
+
+    def call(library: Any, workspace: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dtypes = {"q_data_type": BF16, "kv_data_type": torch.uint8}
+        if prefill:
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, layout, backend="fa2")
+            wrapper.plan(batch.qo_indptr, *batch.table, *batch.sizes, causal=True, **dtypes)
+        else:
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+                workspace, layout, backend="fa2", use_tensor_cores=True
+            )
+            wrapper.plan(*batch.table, *batch.sizes, **dtypes)
+        result: tuple[torch.Tensor, torch.Tensor]
+        result = wrapper.run(
+            batch.q,
+            tuple(cache.unbind(1)),
+            k_scale=scale,
+            v_scale=scale,
+            kv_cache_sf=tuple(factors.unbind(1)),
+            return_lse=True,
+        )
+        return result
+
+    # Theirs dequantises to bf16, which holds e2m1 times e4m3, too.
+    compare(call, workspaces, scale=4.0)

@@ -137,6 +137,49 @@ def test_quantised_mla_entries(
         assert not torch.equal(other, old)
 
 
+def clear_nvfp4(*caches: Any) -> None:
+    for cache in caches:
+        for buffer in cache.buffers:
+            as_bits(buffer).zero_()
+
+
+@pytest.mark.parametrize("by_slots", [False, True])
+@pytest.mark.parametrize("form", ["pair", "packed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_nvfp4_keys_and_values(
+    head_dim: int, layout: str, form: str, by_slots: bool, generator: torch.Generator
+) -> None:
+    """It divides by approximations: a few numbers on ties may differ by a step."""
+    import flashinfer
+
+    codes = kv_cache(form, layout, (29, 16, 8, head_dim // 2), torch.uint8, generator)
+    factors = kv_cache(form, layout, (29, 16, 8, head_dim // 16), torch.float8_e4m3fn, generator)
+    tokens = tokens_for(200, 29, 16, generator, lost=False)
+    rows, scales = normal_rows((200, 8, head_dim), 2, generator), (0.011, 0.013)
+    results = []
+    for library in (flashinfer, precast):
+        clear_nvfp4(codes, factors)
+        if by_slots:
+            library.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+                *rows, tokens.slots, codes.argument, factors.argument, *scales, layout
+            )
+        else:
+            library.nvfp4_quantize_append_paged_kv_cache(
+                *rows,
+                *tokens.places,
+                codes.argument,
+                factors.argument,
+                *tokens.table,
+                *scales,
+                layout,
+            )
+        results.append([*codes.before(), *factors.before()])
+    for theirs, mine in zip(*results, strict=True):
+        assert mine.any()
+        assert (mine != theirs).float().mean() < 2e-3
+
+
 @pytest.mark.parametrize("pad", [0, 9])
 def test_index_arithmetic(pad: int, generator: torch.Generator) -> None:
     import flashinfer

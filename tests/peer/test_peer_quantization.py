@@ -120,6 +120,18 @@ def test_quantize(op: Quantize, layout: SfLayout, generator: torch.Generator) ->
         assert (left != right).float().mean() < 1e-3
 
 
+@pytest.mark.skipif(not HAS_E2M1, reason="FlashInfer's kernel needs the conversion instruction")
+def test_nvfp4_kv_quantize(generator: torch.Generator) -> None:
+    import flashinfer
+
+    x = numbers(300, 1024, dtype=BF16, generator=generator, spread=1.0)
+    g = 1 / global_scale(x)
+    theirs = flashinfer.nvfp4_kv_quantize(x, g)
+    for left, right in zip(precast.nvfp4_kv_quantize(x, g), theirs, strict=True):
+        assert left.shape == right.shape
+        assert (left != right).float().mean() < 1e-3
+
+
 def _group_formula(
     x: torch.Tensor, group: int, eps: float, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,6 +64,10 @@ cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cud
                 Tile::kSharedBytes);
 }
 
+template <typename KV, int kDimQ, int kDimV, int kBlockM, bool kGeneral>
+using TileOf =
+    AttentionTile<kKvStageBytes<KV>, kDimQ, kDimV, kBlockM, kGeneral, KvFormat<KV>::kIsPacked>;
+
 // Launches the tile whose BLOCK_M the plan was made for.
 template <typename Q, typename KV, int kDimQ, int kDimV, bool kGeneral, int kIndex = 0>
 cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
@@ -73,7 +77,11 @@ cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
     if constexpr (kTile.head_dim_qk == kDimQ && kTile.head_dim_vo == kDimV &&
                   exists_for_target(kTile)) {
       if (p.schedule.shape.block_m == kTile.block_m) {
-        using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kTile.block_m, kGeneral>;
+        using Tile = TileOf<KV, kDimQ, kDimV, kTile.block_m, kGeneral>;
+        static_assert(!KvFormat<KV>::kIsPacked ||
+                          Tile::kCtasPerSm >=
+                              attention_ctas_per_sm(kKvStageBytes<KV>, kTile.block_m, kDimQ, kDimV),
+                      "an SM holds the CTAs that a plan counts");
         return launch_attention_tile<Tile, Q, KV>(p, enable_pdl, stream);
       }
     }
@@ -94,7 +102,7 @@ cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStre
   if (p.plans_itself) {
     // Whoever chose it knows that nothing needs a general kernel.
     if (!is_plain(p) || p.schedule.shape.block_m != kDecodeBlockM) return cudaErrorInvalidValue;
-    using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kDecodeBlockM, false>;
+    using Tile = TileOf<KV, kDimQ, kDimV, kDecodeBlockM, false>;
     return launch_attention_tile<SelfPlannedTile<Tile>, Q, KV>(rescaled, enable_pdl, stream);
   }
   if (is_plain(p)) {

@@ -7,6 +7,7 @@
 // by m16n8k16 MMAs (core/mma.cuh). FP8 keys and values are converted to f16 in registers.
 #pragma once
 
+#include "precast/attention/kv_format.cuh"
 #include "precast/attention/tile.cuh"
 #include "precast/core/fp8.cuh"
 #include "precast/core/mma.cuh"
@@ -27,6 +28,10 @@ struct MmaType<Q, e4m3> {
 };
 template <typename Q>
 struct MmaType<Q, e5m2> {
+  using type = f16;
+};
+template <typename Q>
+struct MmaType<Q, Nvfp4> {
   using type = f16;
 };
 

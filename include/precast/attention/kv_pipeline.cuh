@@ -9,10 +9,15 @@
 //          per token looks up the page of the token, one KV block ahead, and writes the addresses
 //          of its rows to a table in shared memory. kLanes neighbouring lanes copy a row.
 //
+// NVFP4 is converted to f16 on the way: a lane loads the codes of eight numbers and the scale of
+// their block, and stores what a chunk of f16 is. The table has the page and the entry of a token
+// then, because a token has four rows, of codes and of scales.
+//
 // Tokens past the end of a work tile become zeros, whatever their page holds. Why: P is 0 for them,
 // but 0 * NaN is NaN.
 #pragma once
 
+#include "precast/attention/kv_format.cuh"
 #include "precast/attention/query.cuh"
 #include "precast/core/cp_async.cuh"
 
@@ -61,7 +66,14 @@ class KvPipeline {
   static constexpr int kLanes = common_divisor(common_divisor(kKeyChunks, kValueChunks), 8);
   static constexpr int kRowsPerRound = Tile::kPipelineThreads / kLanes;
   static constexpr int kRounds = (Tile::kBlockN + kRowsPerRound - 1) / kRowsPerRound;
-  static constexpr int kElementsPerChunk = 16 / sizeof(KV);
+  static constexpr int kElementsPerChunk = 128 / KvFormat<KV>::kBits;  // of global memory
+  static constexpr bool kIsPacked = KvFormat<KV>::kIsPacked;
+  static_assert(!kIsPacked || Tile::kVSplits == 1, "a CTA has all columns of packed values");
+  // Rounds of packed rows that are in flight together in the 16-row tile, up to 16 chunks of a
+  // lane.
+  static constexpr int kChunksPerRound = (kKeyChunks + kValueChunks) / kLanes;
+  static constexpr int kFittingRounds = kChunksPerRound >= 16 ? 1 : 16 / kChunksPerRound;
+  static constexpr int kPackedRounds = kFittingRounds < kRounds ? kFittingRounds : kRounds;
   // Whether K and V of a token are looked up by different threads, or, where there are fewer
   // threads than that needs, by one.
   static constexpr bool kSeparateKvLookups = 2 * Tile::kBlockN <= Tile::kPipelineThreads;
@@ -138,6 +150,10 @@ class KvPipeline {
     if constexpr (kOverlapsMma) {
       if (Tile::kStages > 2 && next_token_ >= end_token_) return;
       constexpr int kBegin = kPart * kRounds / kParts, kEnd = (kPart + 1) * kRounds / kParts;
+      if constexpr (kIsPacked) {
+        convert_rows<kBegin, kEnd>();
+        return;
+      }
       uint64_t rows[2][2];  // addresses of K and V, of this round and the next
       load_addresses(rows[0], table_entry(kBegin));
 #pragma unroll
@@ -217,6 +233,7 @@ class KvPipeline {
     next_token_ = block.work.kv_begin + warp_kv_ * Tile::kBlockN;
     end_token_ = block.work.kv_end;
     slot_ = next_slot_;
+    if constexpr (kIsPacked) kv_head_ = block.kv_head;
     if constexpr (Tile::kWarpsSplitKv) {
       kv_start_ = block.work.kv_start;
       const uint4* k = static_cast<const uint4*>(p_.k.data) + block.kv_head * p_.k.head_stride;
@@ -249,6 +266,10 @@ class KvPipeline {
     const uint64_t page = page_ < p_.num_pages ? page_ : 0u, entry = page_entry_;
     const uint32_t to = table_half() + thread() % Tile::kBlockN * 16;
     const bool is_v = looks_up_v();
+    if constexpr (kIsPacked) {
+      if (!is_v) store_address(to, reinterpret_cast<const void*>(page << 32 | entry));
+      return;
+    }
     store_address(to + (is_v ? 8 : 0),
                   base(is_v) + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
                                 entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
@@ -312,6 +333,84 @@ class KvPipeline {
     }
   }
 
+  // The same for packed rows in rounds from kBegin to kEnd, which arrive at once. Why larger tiles
+  // take one round and one of K and V at a time: they have no registers left.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void convert_rows() {
+    if constexpr (Tile::kWarpsSplitKv) {
+#pragma unroll
+      for (int i = kBegin; i < kEnd; i += kPackedRounds) {
+        PackedChunk k[kPackedRounds][kKeyChunks / kLanes];
+        PackedChunk v[kPackedRounds][kValueChunks / kLanes];
+        load_packed_rows(k, i, p_.k, p_.k_scales);
+        load_packed_rows(v, i, p_.v, p_.v_scales);
+        store_packed_rows<typename Tile::KeyRows>(k, i, k_target_);
+        store_packed_rows<typename Tile::ValueRows>(v, i, v_target());
+      }
+    } else {
+#pragma unroll 1
+      for (int i = kBegin; i < kEnd; ++i) {
+        PackedChunk k[1][kKeyChunks / kLanes], v[1][kValueChunks / kLanes];
+        load_packed_rows(k, i, p_.k, p_.k_scales);
+        store_packed_rows<typename Tile::KeyRows>(k, i, k_target_);
+        load_packed_rows(v, i, p_.v, p_.v_scales);
+        store_packed_rows<typename Tile::ValueRows>(v, i, v_target());
+      }
+    }
+  }
+
+  // Loads this lane's chunks of rows of K or V in kCount rounds from `first` on.
+  template <int kCount, int kChunks>
+  __device__ __forceinline__ void load_packed_rows(PackedChunk (&chunks)[kCount][kChunks],
+                                                   int first, const AttentionCache& cache,
+                                                   const AttentionScales& scales) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int row = static_cast<int>(row_) + (first + i) * kRowsPerRound;
+      const bool exists = row < Tile::kBlockN && next_token_ + row < end_token_;
+      uint64_t slot[2];  // page and entry, and what is not used
+      load_addresses(slot, table_entry(first + i));
+      load_packed_row(chunks[i], cache, scales, slot[0], exists);
+    }
+  }
+
+  // Stores them to the stage that is loaded; `target`: the shared address of the first chunk.
+  template <typename Rows, int kCount, int kChunks>
+  __device__ __forceinline__ void store_packed_rows(const PackedChunk (&chunks)[kCount][kChunks],
+                                                    int first, uint32_t target) const {
+    const uint32_t stage = write_stage() * Tile::kStageBytes;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int row = static_cast<int>(row_) + (first + i) * kRowsPerRound;
+      if (row >= Tile::kBlockN) continue;
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        chunks[i][j].store(stage + chunk_address<Rows>(target, first + i, j));
+      }
+    }
+  }
+
+  // Loads this lane's chunks of a row of K or V; `slot`: its page and entry.
+  template <int kCount>
+  __device__ __forceinline__ void load_packed_row(PackedChunk (&chunks)[kCount],
+                                                  const AttentionCache& cache,
+                                                  const AttentionScales& scales, uint64_t slot,
+                                                  bool exists) const {
+    const uint64_t page = slot >> 32, entry = slot & 0xffffffffu;
+    const int64_t head = kv_head_;
+    const unsigned char* codes = reinterpret_cast<const unsigned char*>(
+        static_cast<const uint4*>(cache.data) + head * cache.head_stride +
+        (page * cache.page_stride + entry * cache.entry_stride));
+    const unsigned char* factors = scales.data + head * scales.head_stride +
+                                   static_cast<int64_t>(page) * scales.page_stride +
+                                   static_cast<int64_t>(entry) * scales.entry_stride;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const int chunk = static_cast<int>(lane_) + j * kLanes;  // of eight numbers
+      chunks[j].load(codes + chunk * 4, factors + chunk / 2, exists);
+    }
+  }
+
   // Counts the KV block at next_token_ as loaded, if there is one, and goes on to the one after it.
   __device__ __forceinline__ void advance_write_block() {
     table_half_ ^= 1;
@@ -325,11 +424,15 @@ class KvPipeline {
   // Starts and commits the copies of a KV block.
   __device__ __forceinline__ void load_block() {
     if (next_token_ < end_token_) {
+      if constexpr (kIsPacked) {
+        convert_rows<0, kRounds>();
+      } else {
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        uint64_t rows[2];  // addresses of K and V
-        load_addresses(rows, table_entry(i));
-        copy_row(i, rows);
+        for (int i = 0; i < kRounds; ++i) {
+          uint64_t rows[2];  // addresses of K and V
+          load_addresses(rows, table_entry(i));
+          copy_row(i, rows);
+        }
       }
       advance_write_block();
     }
@@ -354,7 +457,8 @@ class KvPipeline {
   int32_t next_token_ = 0, end_token_ = 0;  // where the KV block begins that is loaded next
   uint32_t page_ = 0, page_entry_ = 0;      // of this thread's token of that block
   int table_half_ = 0;
-  int next_slot_ = -1;  // the slot of the work tile after it
+  int next_slot_ = -1;   // the slot of the work tile after it
+  int32_t kv_head_ = 0;  // of packed rows
 };
 
 #endif  // __CUDACC__

@@ -45,6 +45,9 @@ class AttentionMainloop {
   // blocks then has no code for masks.
   static constexpr bool kSplitsMaskedBlocks =
       !Tile::kWarpsSplitKv && !Tile::kPaired && !Tile::kGeneral && Tile::kBlockN >= 32;
+  // Whether a KV block is loaded before the scores of another are computed. Why: to convert NVFP4
+  // takes registers, which the scores have afterwards.
+  static constexpr bool kLoadsFirst = KvFormat<KV>::kIsPacked;
 
  public:
   __device__ __forceinline__ AttentionMainloop(const AttentionParams& p, unsigned char* smem,
@@ -117,7 +120,8 @@ class AttentionMainloop {
     return Tile::kGeneral && p_.positions == PositionEncoding::rope;
   }
 
-  // Turns Q in shared memory into operands of the MMA: rotates it, and permutes it for FP8 keys.
+  // Turns Q in shared memory into operands of the MMA: rotates it, permutes it for FP8 keys, and
+  // converts it for keys in NVFP4.
   __device__ __forceinline__ void prepare_q(const BlockInfo& block, unsigned char* smem_q) {
     if (has_rotary()) {
       rotate_q<Tile, Q>(p_, block, rotary_freqs_, smem_q);
@@ -125,6 +129,9 @@ class AttentionMainloop {
     }
     if constexpr (Tile::kFp8) {
       permute_q_columns<Tile, Q>(smem_q);
+      QLoadPartition<Tile>::barrier();
+    } else if constexpr (TypeName<T>::value != TypeName<Q>::value) {
+      convert_q_to_f16<Tile>(smem_q);
       QLoadPartition<Tile>::barrier();
     }
   }
@@ -193,13 +200,14 @@ class AttentionMainloop {
                                                    Softmax& softmax) {
     constexpr int kTokens = Tile::kWarpN;
     uint32_t smem_k = pipeline.consumer_wait(), smem_v = smem_k + Tile::kKeyBytes;
+    if constexpr (kLoadsFirst) pipeline.producer_load();
     const bool is_unmasked = kSplitsMaskedBlocks || (token >= block.unmasked_begin &&
                                                      token + Tile::kBlockN <= block.unmasked_end);
     if constexpr (Tile::kPaired) {
       const int first_token = WarpPartition<Tile>::first_token();
       token += first_token;
       smem_k += first_token * Tile::KeyRows::kStride;
-      smem_v += WarpPartition<Tile>::first_column() * sizeof(KV);
+      smem_v += WarpPartition<Tile>::first_column() * Tile::kKvBytes;
     }
     typename Softmax::template AccS<kTokens> acc_s = {};
     bool is_computed = false;
@@ -217,11 +225,11 @@ class AttentionMainloop {
     if constexpr (Tile::kPaired) {
       typename Softmax::template FragP<kTokens> p_frag;
       softmax.update_max(acc_s, scale);
-      pipeline.template producer_load<0, 2>();
+      if constexpr (!kLoadsFirst) pipeline.template producer_load<0, 2>();
       softmax.template exp_scores<T>(acc_s, scale, p_frag);
       gemm_pv_by_pairs(softmax, p_frag, smem_v, pipeline);
     } else {
-      pipeline.producer_load();
+      if constexpr (!kLoadsFirst) pipeline.producer_load();
       softmax.update_max(acc_s, scale);
       exp_and_gemm_pv<kTokens>(softmax, acc_s, scale, smem_v, [&] { pipeline.producer_commit(); });
     }
@@ -280,7 +288,7 @@ class AttentionMainloop {
     const bool is_second = WarpPartition<Tile>::half() != 0;
     float peer_max[2][2];
     pair_.send(p_frag, softmax.row_max);
-    pipeline.template producer_load<1, 2>();
+    if constexpr (!kLoadsFirst) pipeline.template producer_load<1, 2>();
     pipeline.producer_commit();
     gemm_pv<Tile, Q, KV>(softmax.acc_o, p_frag, smem_v + (is_second ? kHalfBytes : 0),
                          lane_offsets_.v);

@@ -29,6 +29,12 @@ struct AttentionCache {
         entry_stride(static_cast<uint32_t>(entry_bytes / 16)) {}
 };
 
+// The block scales of such a cache in NVFP4, [pages, page_size, heads, dim / 16], e4m3.
+struct AttentionScales {
+  const unsigned char* data = nullptr;
+  int64_t page_stride = 0, entry_stride = 0, head_stride = 0;  // bytes
+};
+
 struct AttentionParams {
   TileSchedulerParams schedule;
   float* partials = nullptr;  // partial results of attention_partial_floats() each
@@ -71,6 +77,9 @@ struct AttentionParams {
   // The kernels that plan themselves (attention/self_plan.cuh): `schedule.plan` is split counters.
   bool plans_itself = false;
   BatchLengths lengths = {};
+
+  // The kernels of NVFP4 alone.
+  AttentionScales k_scales, v_scales;
 };
 
 // Whether the plain kernels compute a call: causal mask and window are all that changes scores.

@@ -5,6 +5,7 @@
 // what is prefetched.
 #pragma once
 
+#include "precast/attention/kv_format.cuh"
 #include "precast/attention/params.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/prefetch.cuh"
@@ -45,8 +46,9 @@ __device__ __forceinline__ void prefetch_first_kv_block(const AttentionParams& p
     return static_cast<const uint4*>(cache.data) + kv_head * cache.head_stride +
            (uint64_t(page) * cache.page_stride + entry * cache.entry_stride);
   };
-  prefetch_bytes_to_l2(row(p.k), Tile::kDimK * sizeof(KV));
-  prefetch_bytes_to_l2(row(p.v) + v_column * sizeof(KV) / 16, Tile::kDimV * sizeof(KV));
+  constexpr int kBits = KvFormat<KV>::kBits;
+  prefetch_bytes_to_l2(row(p.k), Tile::kDimK * kBits / 8);
+  prefetch_bytes_to_l2(row(p.v) + v_column * kBits / 128, Tile::kDimV * kBits / 8);
 }
 
 #endif  // __CUDACC__

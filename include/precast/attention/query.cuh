@@ -91,6 +91,28 @@ __device__ __forceinline__ float clamp_magnitude(float x, float limit) {
   return fabsf(x) > limit ? copysignf(limit, x) : x;
 }
 
+// Converts two columns to f16, which has more mantissa bits, clamped to its largest number.
+__device__ __forceinline__ uint32_t bf16_pair_to_f16(uint32_t pair) {
+  const float2 x = unpack_pair(bf16(), pair);
+  return pack_pair(f16(), clamp_magnitude(x.x, 65504.0f), clamp_magnitude(x.y, 65504.0f));
+}
+
+// Converts the bf16 rows of Q in shared memory, for keys that are f16 there.
+// QLoadPartition::barrier() must come before and after.
+template <typename Tile>
+__device__ __forceinline__ void convert_q_to_f16(unsigned char* smem_q) {
+  using Partition = QLoadPartition<Tile>;
+  constexpr int kChunks = Tile::kDimK / 8;
+  for (int i = threadIdx.x % Partition::kThreads; i < Partition::kRows * kChunks;
+       i += Partition::kThreads) {
+    const int row = Partition::first_row() + i / kChunks;
+    uint4* chunk = reinterpret_cast<uint4*>(smem_q + Tile::QueryRows::offset(row, i % kChunks));
+    const uint4 x = *chunk;
+    *chunk = make_uint4(bf16_pair_to_f16(x.x), bf16_pair_to_f16(x.y), bf16_pair_to_f16(x.z),
+                        bf16_pair_to_f16(x.w));
+  }
+}
+
 // Sixteen columns of Q in the order that the MMA with FP8 keys needs. A fragment of FP8 keys holds
 // four neighbouring columns in a register, so the column pairs 0, 2, 4, 6 come before 1, 3, 5, 7.
 // bf16 becomes f16, which FP8 keys are converted to; f16 has more mantissa bits, and is clamped to
@@ -100,10 +122,7 @@ __device__ __forceinline__ void permute_q_columns(uint4& low, uint4& high) {
   uint32_t pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if constexpr (TypeName<Q>::value == DType::bf16) {
 #pragma unroll
-    for (uint32_t& pair : pairs) {
-      const float2 x = unpack_pair(bf16(), pair);
-      pair = pack_pair(f16(), clamp_magnitude(x.x, 65504.0f), clamp_magnitude(x.y, 65504.0f));
-    }
+    for (uint32_t& pair : pairs) pair = bf16_pair_to_f16(pair);
   }
   low = make_uint4(pairs[0], pairs[2], pairs[4], pairs[6]);
   high = make_uint4(pairs[1], pairs[3], pairs[5], pairs[7]);

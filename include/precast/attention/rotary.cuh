@@ -81,12 +81,13 @@ __device__ __forceinline__ void rotate_q(const AttentionParams& p, const BlockIn
 // Loads two neighbouring columns of a key from shared memory, as fp32.
 template <typename Rows, typename KV>
 __device__ __forceinline__ float2 load_k_columns(uint32_t smem_k, int row, int column) {
-  const int byte = column * static_cast<int>(sizeof(KV));
+  using Stage = typename KvFormat<KV>::Stage;
+  const int byte = column * static_cast<int>(sizeof(Stage));
   const uint32_t address = smem_k + Rows::offset(row, byte / 16) + byte % 16;
-  if constexpr (sizeof(KV) == 2) {
+  if constexpr (sizeof(Stage) == 2) {
     uint32_t bits;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(address) : "memory");
-    return unpack_pair(KV(), bits);
+    return unpack_pair(Stage(), bits);
   } else {
     unsigned short bits;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(address) : "memory");

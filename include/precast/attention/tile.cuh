@@ -90,8 +90,9 @@ __device__ __forceinline__ int chunks_first() {
 
 // What a kernel is compiled for. kDimV is the number of columns of V that a CTA computes.
 // kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
-// otherwise with the causal mask and the window alone.
-template <int kBytes, int kDimQ, int kDimAll, int kRows, bool kIsGeneral>
+// otherwise with the causal mask and the window alone. kConvertsKv: keys and values pass through
+// registers on their way to shared memory, so that scores have fewer of them.
+template <int kBytes, int kDimQ, int kDimAll, int kRows, bool kIsGeneral, bool kConvertsKv = false>
 struct AttentionTile {
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr bool kPlansItself = false;
@@ -117,11 +118,11 @@ struct AttentionTile {
 
   static constexpr int kMaxWarps = kPaired ? 8 : 4;
   // As many keys as make 8 KB of a warp at a head dimension of 128.
-  static constexpr int kBlockN = kWarpsSplitKv          ? (kFp8 ? 32 : 16)
-                                 : kDimK + kDimV <= 256 ? (kGeneral && kRowTiles > 1 ? 32 : 64)
-                                 : kDimK + kDimV <= 512
-                                     ? (kPaired && (kFp8 || kSmemPerCta > 224 * 1024) ? 64 : 32)
-                                     : 16;
+  static constexpr int kBlockN =
+      kWarpsSplitKv          ? (kFp8 ? 32 : 16)
+      : kDimK + kDimV <= 256 ? ((kGeneral || kConvertsKv) && kRowTiles > 1 ? 32 : 64)
+      : kDimK + kDimV <= 512 ? (kPaired && (kFp8 || kSmemPerCta > 224 * 1024) ? 64 : 32)
+                             : 16;
   static constexpr int kWarpN = kPaired ? kBlockN / 2 : kBlockN;  // keys that a warp scores
   static constexpr int kWarpDimV = kPaired ? kDimV / 2 : kDimV;   // columns of its acc_o
   static constexpr int kKeyBytes = kBlockN * KeyRows::kStride;

@@ -114,8 +114,9 @@ __device__ __forceinline__ void prefetch_once(const void* source, uint32_t cta) 
 __device__ __forceinline__ bool is_first_in_line() { return threadIdx.x % 4 == 0; }
 
 // -- dense input ----------------------------------------------------------------------------------
-// The input is aligned and contiguous and has no padding, and one scale `global`, not inverted, is
-// that of all rows. So no index is divided, and a thread takes several times 16 elements.
+// The input is aligned and contiguous and has no padding, and one scale `global` is that of all
+// rows, its reciprocal only with linear scales. So no index is divided, and a thread takes several
+// times 16 elements.
 
 // The kernel for linear scales.
 template <typename T, BlockRecipe kRecipe, int kUnroll>
@@ -146,7 +147,11 @@ __global__ __launch_bounds__(kBlockThreads) void LinearBlockQuantizeKernel(
     vecs[i][0] = load_vec(input + start(i), policy);
     vecs[i][1] = load_vec(input + start(i) + 8, policy);
   }
-  const float global = kRecipe == BlockRecipe::nvfp4 ? load_scalar(p.global) : 1.0f;
+  float global = 1.0f;
+  if constexpr (kRecipe == BlockRecipe::nvfp4) {
+    global = load_scalar(p.global);
+    if (p.global_is_inverse) global = __frcp_rn(global);
+  }
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     const uint64_t item = first + i * blockDim.x;
@@ -288,7 +293,8 @@ cudaError_t launch_block_quantize(BlockRecipe recipe, BlockQuantizeParams p, boo
   const bool one_run = p.rows.count == 1 ||
                        (p.rows.inner.value == p.rows.count && p.input_strides.inner == p.columns);
   bool dense = p.layout != SfLayout::tiles_8x4 && p.aligned && one_run &&
-               p.padded_columns == p.columns && !p.global_is_inverse &&
+               p.padded_columns == p.columns &&
+               (p.layout == SfLayout::linear || !p.global_is_inverse) &&
                (p.global_stride == 0 || p.rows.count == 1);
   // mxfp8 computes so little that several items a thread are 2 to 3 % slower.
   const bool many = recipe != BlockRecipe::mxfp8 && p.items > kLargeLaunchItems;

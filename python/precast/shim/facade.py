@@ -54,10 +54,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 #: The modules that one engine gets besides: an engine takes another path where a name is missing,
 #: so a name that cannot work is there only for an engine that does not start without it.
 ENGINE_MODULES: dict[str, dict[str, tuple[str, ...]]] = {
-    "vllm": {
-        "": ("precast.shim.names.vllm_page",),
-        "page": ("precast.shim.names.vllm_page",),
-    },
+    "vllm": {},
     "sglang": {
         "": ("precast.shim.names.sglang_gemm",),
         "comm": (),

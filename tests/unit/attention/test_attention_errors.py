@@ -142,7 +142,7 @@ def test_head_dims_of_two_kinds():
     [
         ({"q_data_type": "float8_e4m3fn"}, "o_data_type must be float16, bfloat16 or float32"),
         ({"q_data_type": "uint8", "o_data_type": "float16"}, "q_data_type must be float16 or"),
-        ({"kv_data_type": "uint8"}, "kv_data_type must be float16 as q_data_type, float8_e4m3fn"),
+        ({"kv_data_type": "int8"}, "kv_data_type must be float16 as q_data_type, float8_e4m3fn"),
         ({"kv_data_type": "bfloat16"}, "kv_data_type must be float16 as q_data_type"),
         ({"o_data_type": "float8_e4m3fn"}, "o_data_type must be float16, bfloat16 or float32"),
         ({"q_data_type": "half_float"}, "must be the name of a torch dtype, got 'half_float'"),

@@ -182,6 +182,76 @@ def test_fp8(as_tensor: bool, dtype: torch.dtype) -> None:
     assert not cache.float().nan_to_num()[4:10].any()
 
 
+@pytest.mark.parametrize("form", ["pair", "packed", "joined"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("scale_dtype", [torch.float8_e4m3fn, torch.uint8])
+def test_nvfp4(scale_dtype: torch.dtype, as_tensor: bool, layout: str, form: str) -> None:
+    """By page table and by slots: the numbers of nvfp4_kv_quantize in their places."""
+    page_size, dims = 4, (32, 32) if form == "packed" else (32, 48)
+    table, places = table_call(page_size, torch.int32)
+    rows = [torch.randn(len(places), HEADS, dim).mul(3).to(BF16) for dim in dims]
+    rows[0][0, 0, :3] = torch.tensor([float("inf"), float("nan"), -0.0])
+    inner = (HEADS, page_size) if layout == "HND" else (page_size, HEADS)
+
+    def made(numbers: int) -> Any:
+        return tuple(
+            torch.randint(256, (PAGES, *inner, dim // numbers), dtype=torch.uint8) for dim in dims
+        )
+
+    codes, factors = made(2), made(16)
+    if form == "joined":  # Codes and scales of an entry beside each other in one row.
+        whole = [torch.cat(both, -1) for both in zip(codes, factors)]
+        codes = tuple(x[..., : dim // 2] for x, dim in zip(whole, dims))
+        factors = tuple(x[..., dim // 2 :] for x, dim in zip(whole, dims))
+    if form == "packed":
+        codes, factors = torch.stack(codes, 1), torch.stack(factors, 1)
+    scales: list[Any] = [0.37, 0.02]
+    given = [torch.tensor([s]) for s in scales] if as_tensor else scales
+    wanted_codes, wanted_factors = clones(codes), clones(factors)
+    slots = []
+    for token, place in enumerate(places):
+        slots.append(-1 if place is None else place[0] * page_size + place[1])
+        for half in range(2) if place is not None else ():
+            want = precast.nvfp4_kv_quantize(rows[half][token], torch.tensor(scales[half]))
+            for part, result in zip((wanted_codes, wanted_factors), want):
+                entry(part, half, layout, *place).copy_(result)
+    before = clones(codes), clones(factors)
+    as_scales = (
+        tuple(f.view(scale_dtype) for f in factors)
+        if isinstance(factors, tuple)
+        else factors.view(scale_dtype)
+    )
+    first = {"append_key": rows[0], "append_value": rows[1], "paged_kv_cache": codes}
+    last = {"kv_cache_sf": as_scales, "k_scale": given[0], "v_scale": given[1]}
+    precast.nvfp4_quantize_append_paged_kv_cache(**first, **table, **last, kv_layout=layout)
+    for _ in range(2):
+        assert same(codes, wanted_codes)
+        assert same(factors, wanted_factors)
+        for part, old in zip((codes, factors), before):
+            for x, y in zip(*((t if isinstance(t, tuple) else (t,)) for t in (part, old))):
+                x.copy_(y)
+        precast.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+            **first, **last, slot_mapping=torch.tensor(slots), kv_layout=layout
+        )
+
+
+def test_nvfp4_comes_back() -> None:
+    rows = torch.randn(2, 5, HEADS, 64).to(BF16)
+    g = (rows.float().abs().amax() / (448 * 6)).reshape(1)
+    cache = torch.zeros(PAGES, 2, 2, HEADS, 32, dtype=torch.uint8)
+    factors = torch.zeros(PAGES, 2, 2, HEADS, 4).to(torch.float8_e4m3fn)
+    slots = torch.tensor([8, 9, 2, 3, 20])
+    precast.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+        *rows, slots, cache, factors, g, g
+    )
+    out = torch.zeros(2, 1, 5, HEADS, 64, dtype=BF16)
+    pages, lens = torch.tensor([[4, 1, 10]]), torch.tensor([5], dtype=torch.int32)
+    precast.nvfp4_kv_dequantize_paged(cache, factors, pages, lens, g, g, *out)
+    biggest = rows.float().unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
+    assert ((out[:, 0].float() - rows.float()).abs() <= biggest * 0.19).all()
+
+
 def test_fp8_of_mla() -> None:
     rows = torch.randn(3, 8).half(), torch.randn(3, 4).half()
     whole = torch.zeros(2, 4, 12).to(torch.float8_e4m3fn)

@@ -33,6 +33,9 @@ def valid(op: str) -> dict[str, Any]:
         "append_value": torch.ones(tokens, HEADS, DIM, dtype=BF16),
         "paged_kv_cache": torch.zeros(PAGES, 2, 4, HEADS, DIM).to(dtype),
     }
+    if op.startswith("nvfp4"):
+        kv["paged_kv_cache"] = torch.zeros(PAGES, 2, 4, HEADS, DIM // 2, dtype=torch.uint8)
+        kv["kv_cache_sf"] = torch.zeros(PAGES, 2, 4, HEADS, DIM // 16).to(torch.float8_e4m3fn)
     made: dict[str, Any] = {**(mla if "mla" in op else kv)}
     if "slot_mapping" in op:
         made["slot_mapping"] = torch.arange(tokens)
@@ -42,7 +45,7 @@ def valid(op: str) -> dict[str, Any]:
         made["kv_indices"] = torch.arange(2, dtype=torch.int32)
         made["kv_indptr"] = torch.tensor([0, 2], dtype=torch.int32)
         made["kv_last_page_len"] = torch.tensor([1], dtype=torch.int32)
-    if op.startswith("fp8"):
+    if op.startswith(("fp8", "nvfp4")):
         made.update({"scale": 2.0} if "mla" in op else {"k_scale": 2.0, "v_scale": 3.0})
     return made
 
@@ -55,7 +58,16 @@ OPS = (
     "append_paged_mla_kv_cache_with_slot_mapping",
     "fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping",
 )
+PACKED = (
+    "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+)
+#: Those whose caches have the shape of the rows.
+UNPACKED = OPS
+OPS += PACKED
 every_op = pytest.mark.parametrize("op", OPS)
+on_unpacked_keys = pytest.mark.parametrize("op", [op for op in UNPACKED if "mla" not in op])
+on_packed = pytest.mark.parametrize("op", PACKED)
 on_keys = pytest.mark.parametrize("op", [op for op in OPS if "mla" not in op])
 
 
@@ -82,6 +94,14 @@ def test_valid_arguments_are_accepted(op: str) -> None:
         written = [(arguments["ckv_cache"], scale), (arguments["kpe_cache"], scale)]
     else:
         cache, scales = arguments["paged_kv_cache"], ("k_scale", "v_scale")
+        if op in PACKED:
+            # 1 is 6 times the scale 1 / (6 g), which e4m3 rounds to 0.0859375 and 0.0546875.
+            for i, scale in enumerate((0.0859375, 0.0546875)):
+                assert (cache[0, i, :3] == 0x77).all()
+                assert (arguments["kv_cache_sf"][0, i, :3].float() == scale).all()
+            assert int(cache.count_nonzero()) == 2 * 3 * HEADS * DIM // 2
+            assert int(arguments["kv_cache_sf"].float().count_nonzero()) == 2 * 3 * HEADS
+            return
         written = [(cache[:, i], arguments.get(name, 1.0)) for i, name in enumerate(scales)]
     for pages, scale in written:
         want = torch.zeros(pages.shape)
@@ -116,7 +136,7 @@ def test_a_cache_of_another_type_is_a_key_error_and_a_value_error(op: str) -> No
 @every_op
 def test_what_is_no_tensor_is_named(op: str) -> None:
     for name, value in valid(op).items():
-        if isinstance(value, torch.Tensor) and name != "paged_kv_cache":
+        if isinstance(value, torch.Tensor) and name not in ("paged_kv_cache", "kv_cache_sf"):
             rejected(op, TypeError, f"{name} must be a torch.Tensor, got list", **{name: [1.0]})
 
 
@@ -137,6 +157,8 @@ def test_shapes_of_what_is_appended(op: str) -> None:
 @every_op
 def test_indices(op: str) -> None:
     for name, value in valid(op).items():
+        if name == "kv_cache_sf":
+            continue
         if name in ("positions", "batch_indices", "slot_mapping") or name.startswith("kv_"):
             words = f"{name} must be int32 or int64, got float32"
             rejected(op, ValueError, words, **{name: value.float()})
@@ -151,7 +173,7 @@ def test_indices(op: str) -> None:
         rejected(op, ValueError, words, positions=torch.zeros(4, dtype=torch.int32))
 
 
-@on_keys
+@on_unpacked_keys
 def test_caches_that_do_not_fit(op: str) -> None:
     cache = valid(op)["paged_kv_cache"]
     words = (
@@ -187,7 +209,7 @@ def test_caches_that_do_not_fit(op: str) -> None:
         rejected(op, ValueError, words, paged_kv_cache=cache.double(), **rows)
 
 
-@on_keys
+@on_unpacked_keys
 def test_caches_that_overlap(op: str) -> None:
     cache = valid(op)["paged_kv_cache"]
     k, v = cache.unbind(1)
@@ -201,6 +223,61 @@ def test_caches_that_overlap(op: str) -> None:
         rows = k[0, :3]
         words = "paged_kv_cache[0] must not overlap append_key's memory; call .clone()"
         rejected(op, ValueError, words, append_key=rows, paged_kv_cache=(k, v))
+
+
+@on_packed
+def test_packed_caches_that_do_not_fit(op: str) -> None:
+    cache, factors = valid(op)["paged_kv_cache"], valid(op)["kv_cache_sf"]
+    words = f"paged_kv_cache must hold rows of {HEADS} x {DIM // 2} bytes for append_key, got shape"
+    rejected(op, ValueError, words, paged_kv_cache=cache[..., :-1])
+    rejected(op, ValueError, words, kv_layout="HND")
+    rejected(op, ValueError, "paged_kv_cache must be uint8, got int8", paged_kv_cache=cache.char())
+    words = f"kv_cache_sf must hold rows of {HEADS} x 1 bytes for append_key, got shape"
+    rejected(op, ValueError, words, kv_cache_sf=torch.cat([factors.view(torch.uint8)] * 2, -1))
+    words = "kv_cache_sf must be float8_e4m3fn or uint8, got float32"
+    rejected(op, ValueError, words, kv_cache_sf=factors.float())
+    words = f"kv_cache_sf must have {PAGES} pages of 4 as paged_kv_cache, got {PAGES - 1} of 4"
+    rejected(op, ValueError, words, kv_cache_sf=factors[:-1])
+    k, v = factors.unbind(1)
+    words = f"kv_cache_sf[1] must have {PAGES} pages of 4 as kv_cache_sf[0], got {PAGES} of 3"
+    rejected(op, ValueError, words, kv_cache_sf=(k, v[:, :3]))
+    for bad, got in (([k, v], "list"), ((k,), "a tuple of Tensor"), (None, "NoneType")):
+        words = f"kv_cache_sf must be a torch.Tensor or a tuple of two, got {got}"
+        rejected(op, KeyError, words, kv_cache_sf=bad)
+    rows = {n: torch.ones(3, HEADS, 24, dtype=BF16) for n in ("append_key", "append_value")}
+    words = "append_key's last dimension must be a multiple of 16, got 24"
+    rejected(op, ValueError, words, **rows)
+    rows = {n: torch.ones(3, HEADS, DIM) for n in ("append_key", "append_value")}
+    rejected(op, ValueError, "append_key must be float16 or bfloat16, got float32", **rows)
+
+
+@on_packed
+def test_packed_caches_that_overlap(op: str) -> None:
+    cache = valid(op)["paged_kv_cache"]
+    words = "kv_cache_sf must not overlap paged_kv_cache's memory; call .clone()"
+    both = "paged_kv_cache must not overlap kv_cache_sf's memory; call .clone()"
+    with pytest.raises(ValueError) as caught:
+        getattr(precast, op)(
+            **{**valid(op), "paged_kv_cache": cache, "kv_cache_sf": cache[..., :1]}
+        )
+    assert words in str(caught.value) or both in str(caught.value)
+    factors = valid(op)["kv_cache_sf"]
+    k, v = factors.unbind(1)
+    words = "kv_cache_sf[1] must not overlap kv_cache_sf[0]'s memory; call .clone()"
+    rejected(op, ValueError, words, kv_cache_sf=(k, k))
+    words = "kv_cache_sf[0] must not hold an element twice, got strides"
+    rejected(op, ValueError, words, kv_cache_sf=(k[:1].expand(PAGES, -1, -1, -1), v))
+
+
+@on_packed
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_scales_of_packed_caches(op: str, name: str) -> None:
+    for bad in (0.0, -1.0, 1e-60, 1e39, float("inf"), float("nan")):
+        words = f"{name} must be positive and finite as float32, got {bad:g}"
+        rejected(op, ValueError, words, **{name: bad})
+    rejected(op, ValueError, f"{name} must hold one number, got shape [2]", **{name: torch.ones(2)})
+    half = torch.ones(1).half()
+    rejected(op, ValueError, f"{name} must be float32, got float16", **{name: half})
 
 
 @every_op

@@ -220,6 +220,31 @@ def test_nvfp4_by_hand() -> None:
     assert torch.equal(scales_too, scales)
 
 
+@pytest.mark.parametrize("shape", [(1, 16), (7, 96), (2, 3, 64), (0, 32), (3, 0)])
+@pytest.mark.parametrize("dtype", [torch.float16, BF16])
+def test_key_value_caches_there_and_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The scale is that of dequantisation, and scales have the leading dimensions of the input."""
+    x = draw(*shape, dtype=dtype, spread=2.0)
+    g = 1 / global_scale(x) if x.numel() else ONE
+    q, scales = precast.nvfp4_kv_quantize(x, g)
+    assert q.dtype == scales.dtype == torch.uint8
+    assert q.shape == (*shape[:-1], shape[-1] // 2)
+    assert scales.shape == (*shape[:-1], shape[-1] // 16)
+    back = precast.nvfp4_kv_dequantize(q, scales, g, torch.float32)
+    biggest = x.float().unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
+    assert ((back - x.float()).abs() <= biggest * 17 / 96).all()
+
+
+def test_key_value_caches_by_hand() -> None:
+    x = torch.zeros(1, 32)
+    x[0, :4] = torch.tensor([12.0, -6.0, 1.0, -0.0])
+    q, scales = precast.nvfp4_kv_quantize(x.half(), torch.tensor(0.25))
+    # 12 / 6 / 0.25 = 8; 12, -6 and 1 by 8 * 0.25 are 6, -3 and 0.5.
+    assert scales.view(torch.float8_e4m3fn).float().tolist() == [[8.0, 0.0]]
+    assert q[0, :2].tolist() == [0xD7, 0x81]
+    assert not q[0, 2:].any()
+
+
 def test_a_global_scale_of_each_row() -> None:
     x = draw(5, 64)
     g = torch.tensor([1.0, 3.0, 0.25, 100.0, 7.0])

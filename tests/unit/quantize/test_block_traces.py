@@ -76,6 +76,9 @@ def _calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
                 add(to_float, packed, of_32, None, 32, 0, **flags)
                 add(to_float, packed, of_16, ONE, 16, 0, **flags)
         scales = data(*shape[:-1], shape[-1] // 16)
+        for of in (x, x.half()):
+            add("nvfp4_kv_quantize", of, ONE)
+            add("nvfp4_kv_quantize", of, ONE[0])
         add("nvfp4_kv_dequantize", packed, scales, ONE)
         for dtype in (torch.float32, torch.float16, BF16):
             add("nvfp4_kv_dequantize", packed, scales, ONE, dtype)

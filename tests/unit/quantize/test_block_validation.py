@@ -71,6 +71,25 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
             "fp4_quantize: nvfp4_4over6 must be None, got object",
         ),
         (lambda: precast.nvfp4_kv_dequantize(Q, S, ONE, None), TypeError, "must be a torch.dtype"),
+        (
+            lambda: precast.nvfp4_kv_quantize([1], ONE),
+            TypeError,
+            "nvfp4_kv_quantize: input must be",
+        ),
+        (lambda: precast.nvfp4_kv_quantize(X, 2.0), TypeError, "global_scale must be a torch.Tens"),
+        (lambda: precast.nvfp4_kv_quantize(X[:, :40], ONE), ValueError, "multiple of 16, got 40"),
+        (lambda: precast.nvfp4_kv_quantize(X[0], ONE), ValueError, "at least 2 dimensions"),
+        (lambda: precast.nvfp4_kv_quantize(X.float(), ONE), ValueError, "float16 or bfloat16"),
+        (
+            lambda: precast.nvfp4_kv_quantize(X, torch.ones(4)),
+            ValueError,
+            "global_scale must hold one number",
+        ),
+        (
+            lambda: precast.nvfp4_kv_quantize(X, ONE.double()),
+            ValueError,
+            "global_scale must be float32, got float64",
+        ),
         (lambda: precast.nvfp4_quantize(X, ONE, backend="cute-dsl"), ValueError, "must be 'cuda'"),
         (lambda: precast.fp4_quantize(X, ONE, 64), NotImplementedError, "only be 16 or 32"),
         (lambda: precast.fp4_quantize(X, ONE, 32), ValueError, "sf_vec_size must be 16"),
@@ -173,6 +192,7 @@ def test_interleaved_scales_do_not_overlap_their_source() -> None:
     "call",
     [
         lambda: precast.nvfp4_quantize(X, ONE),
+        lambda: precast.nvfp4_kv_quantize(X, ONE),
         lambda: precast.mxfp4_quantize(X),
         lambda: precast.mxfp8_quantize(X.to("meta")),
         lambda: precast.fp4_quantize(X, ONE),

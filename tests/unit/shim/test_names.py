@@ -30,12 +30,6 @@ RAISING = [
     ("sglang", "gemm", "fp8_blockscale_gemm_sm90", "--fp8-gemm-backend"),
     ("sglang", "gemm", "gemm_fp8_nt_groupwise", "--fp8-gemm-backend"),
     ("sglang", "gemm", "mm_mxfp8", "--fp8-gemm-backend"),
-    (
-        "vllm",
-        "page",
-        "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
-        "--kv-cache-dtype",
-    ),
 ]
 
 

@@ -70,9 +70,10 @@ rope_scale, rope_theta : float, optional
     Of ``ROPE_LLAMA``. Default: 1 and 1e4.
 q_data_type, kv_data_type, o_data_type : torch.dtype or str, optional
     Of queries (float16, bfloat16, float8_e4m3fn or float8_e5m2), of keys and values (float16 or
-    bfloat16 as queries, or of 8 bits; default: as queries), of outputs (float16, bfloat16 or
-    float32; default: as queries, so it must be given for queries of 8 bits). Each run converts
-    queries of 8 bits to 16, by one more launch and into a new tensor.
+    bfloat16 as queries, of 8 bits, or uint8 for NVFP4 in pages with a head dimension of 64, 128 or
+    256; default: as queries), of outputs (float16, bfloat16 or float32; default: as queries, so it
+    must be given for queries of 8 bits). Each run converts queries of 8 bits to 16, by one more
+    launch and into a new tensor.
 non_blocking : bool
     Whether lengths on the host are copied without waiting.
 prefix_len_ptr : torch.Tensor, optional
@@ -122,6 +123,12 @@ paged_kv_cache : torch.Tensor or tuple of torch.Tensor
     ``[pages, 2, num_kv_heads, page_size, head_dim]`` in ``HND``, or a tuple of keys and values
     without the dimension of 2. Page size 1 may be left out of the shape. Stride 1 in the last
     dimension, any in the others.
+kv_cache_sf : torch.Tensor or tuple of torch.Tensor, optional
+    With ``kv_data_type`` uint8, and only then: the scales of a cache in NVFP4, a scale for each 16
+    numbers, in the form of the cache with ``head_dim // 16`` as the last dimension, float8_e4m3fn
+    or its bytes as uint8; any strides but in the last dimension. The cache is uint8 with
+    ``head_dim // 2`` bytes a row, the first number of a byte in the lower 4 bits, 16-byte aligned;
+    numbers are e2m1 times scale, and ``k_scale`` and ``v_scale`` are their factors for all.
 *args
     ``sink`` and ``sm_scale``, if the wrapper was made for sinks by ``jit_args``; else none.
 q_scale, k_scale : float or torch.Tensor, optional

@@ -9,6 +9,7 @@ from precast._ops.attention._docs import PLAN, REFERENCE, RUN
 from precast._ops.attention.lengths import pairs_of_requests
 from precast._ops.attention.reference import paged_requests, ragged_requests, reference_outputs
 from precast._ops.paged._cache import Cache, entries_of, halves
+from precast._ops.quantize._reference_nvfp4 import nvfp4_dequantized
 
 
 def batch_decode_with_paged_kv_cache_reference(
@@ -31,6 +32,7 @@ def batch_decode_with_paged_kv_cache_reference(
     q_len_per_req: int = 1,
     return_lse: bool = True,
     o_dtype: torch.dtype | None = None,
+    kv_cache_sf: Cache | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchDecodeWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
@@ -51,6 +53,8 @@ def batch_decode_with_paged_kv_cache_reference(
     >>> batch_decode_with_paged_kv_cache_reference(q, cache, *table)[0].unique()
     tensor([3.])
     """
+    if kv_cache_sf is not None:
+        paged_kv_cache = nvfp4_dequantized(paged_kv_cache, kv_cache_sf)
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = [i * q_len_per_req for i in range(indptr.numel())]
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
@@ -99,6 +103,7 @@ def batch_prefill_with_paged_kv_cache_reference(
     token_pos_in_items_len: int = 0,
     return_lse: bool = True,
     o_dtype: torch.dtype | None = None,
+    kv_cache_sf: Cache | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
@@ -118,6 +123,8 @@ def batch_prefill_with_paged_kv_cache_reference(
     >>> wrapped[0][:, 0, 0]
     tensor([1.0000, 0.5000])
     """
+    if kv_cache_sf is not None:
+        paged_kv_cache = nvfp4_dequantized(paged_kv_cache, kv_cache_sf)
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     sizes = pairs_of_requests(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])

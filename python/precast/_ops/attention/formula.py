@@ -44,7 +44,8 @@ def attention(
     keys, values = k.float(), v.float()
     if rope is not None:
         keys = rotated_llama(keys, torch.arange(m, device=k.device), *rope)
-        keys = rounded(keys, torch.float16 if k.element_size() < q.element_size() == 2 else q.dtype)
+        in_f16 = q.element_size() == 2 and k.dtype != q.dtype
+        keys = rounded(keys, torch.float16 if in_f16 else q.dtype)
     rows = max(1, _BLOCK // max(1, heads * m))
     outs, lses = [], []
     for begin in range(0, n, rows):

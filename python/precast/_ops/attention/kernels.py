@@ -32,6 +32,14 @@ _RUN = (
 )
 
 
+#: The ops of runs.
+_OPS = {
+    "run_paged": "attention",
+    "run_ragged": "attention",
+    "run_paged_nvfp4": "attention_nvfp4",
+}
+
+
 def _export(
     name: str,
     declaration: str,
@@ -42,7 +50,7 @@ def _export(
     """Declare an export whose ``block`` stands for a plan, or before packing for its numbers."""
     decode = functools.partial(plan_of, name) if is_packed else read_block
     return Export(
-        "attention" if name.startswith("run_") else "attention_plan",
+        _OPS.get(name, "attention_plan"),
         name,
         declaration,
         kinds={"block": Kind("Tensor{w} {name}", decode=decode)},
@@ -69,6 +77,13 @@ run_ragged = _export(
     key="q.shape[-1], v.shape[-1], q.get_device()",
     write=references.run,
     check=references.check_run,
+)
+run_paged_nvfp4 = _export(
+    "run_paged_nvfp4",
+    f"{_Q.replace('|f32', '')} k_cache:u8 v_cache?:u8 k_sf:e4m3|u8 v_sf?:e4m3|u8 {_RUN}",
+    key="q.shape[-1], out.shape[-1], q.get_device()",
+    write=references.run_packed,
+    check=references.check_packed_run,
 )
 pack_plan = _export(
     "pack_plan",

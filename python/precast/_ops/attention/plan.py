@@ -100,6 +100,13 @@ class Model(NamedTuple):
     writes_outputs: bool = True
     #: Whether they have the shape, too.
     is_like_q: bool = False
+    #: Whether keys and values are in NVFP4, with scales of blocks.
+    is_packed: bool = False
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of a number of keys in kernels, which convert NVFP4 to float16."""
+        return 2 if self.is_packed else self.kv_dtype.itemsize
 
 
 class Scores(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.export import accepted
 from precast._op.ranges import FINITE, POSITIVE
 from precast._op.scalars import check_ranges
 from precast._op.validation import check_memory_apart
@@ -23,6 +24,7 @@ from precast._ops.attention.reference import (
 )
 from precast._ops.attention.validation import softmax_scale
 from precast._ops.paged._cache import entries_of, halves, joined
+from precast._ops.quantize._reference_nvfp4 import nvfp4_dequantized
 
 #: What logits are multiplied with on the host.
 SM_PRODUCT = "sm_scale * q_scale * k_scale"
@@ -175,6 +177,43 @@ def check_run(
     read: dict[str, Any] = {"k": k, "v": v}
     if k_cache is not None:
         read |= _checked_caches(export, block, k_cache, v_cache)
+    _check_run_memory(export, q, out, lse, block, read, workspaces, numbers)
+
+
+def check_packed_run(
+    export: str,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    block: AttentionPlan,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    k_sf: torch.Tensor,
+    v_sf: torch.Tensor | None,
+    **numbers: Any,
+) -> None:
+    """Raise as :func:`check_run`, for a cache in NVFP4 and its scales."""
+    check_run(export, q, out, lse, block, **numbers)
+    read = _checked_caches(export, block, k_cache, v_cache, 2)
+    read |= _checked_caches(export, block, k_sf, v_sf, 16, "kv_cache_sf", k_cache.shape[0])
+    workspaces = {
+        "int_workspace": block.int_workspace,
+        "float_workspace": block.float_workspace,
+    }
+    _check_run_memory(export, q, out, lse, block, read, workspaces, numbers)
+
+
+def _check_run_memory(
+    export: str,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    block: AttentionPlan,
+    read: dict[str, Any],
+    workspaces: dict[str, Any],
+    numbers: dict[str, Any],
+) -> None:
+    """Raise for what is written in memory of what is read."""
     _check_apart(export, {"out": out, "lse": lse}, read | workspaces)
     _check_apart(export, {"lse": lse}, {"out": out})
     planned = block.tables._asdict() | block.items._asdict()
@@ -186,19 +225,28 @@ def check_run(
 
 
 def _checked_caches(
-    export: str, plan: AttentionPlan, k_cache: torch.Tensor, v_cache: torch.Tensor | None
+    export: str,
+    plan: AttentionPlan,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    per_byte: int = 1,
+    what: str = "paged_kv_cache",
+    pages: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the caches by name; raise unless they have the plan's sizes."""
+    """Return the caches by name; raise unless they have the plan's sizes.
+
+    ``per_byte`` is how many numbers of a row an element is for, ``pages`` how many there must be.
+    """
     shape = plan.shape
     sizes = [shape.page_size, shape.num_kv_heads]
     if plan.hnd:
         sizes.reverse()
-    names = ["paged_kv_cache[0]", "paged_kv_cache[1]"]
+    names = [f"{what}[0]", f"{what}[1]"]
     if v_cache is None:  # Keys and values are in dimension 1.
-        names, v_cache, sizes = ["paged_kv_cache"] * 2, k_cache, [2, *sizes]
+        names, v_cache, sizes = [what] * 2, k_cache, [2, *sizes]
     caches = k_cache, v_cache
     for name, cache, head_dim in zip(names, caches, (shape.head_dim_qk, shape.head_dim_vo)):
-        want = [k_cache.shape[0], *sizes, head_dim]
+        want = [k_cache.shape[0] if pages is None else pages, *sizes, head_dim // per_byte]
         if [*cache.shape] != want:
             raise ValueError(f"{export}: {name} must have shape {want}, got {[*cache.shape]}")
     return dict(zip(names, caches))
@@ -256,3 +304,15 @@ def run(
     out[used] = result[used].to(out.dtype)
     if lse is not None:
         lse[used] = sums[used].to(lse.dtype)
+
+
+def run_packed(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    k_sf: torch.Tensor,
+    v_sf: torch.Tensor | None,
+    **given: Any,
+) -> None:
+    """:func:`run` of a cache in NVFP4."""
+    keys, values = nvfp4_dequantized(joined(k_cache, v_cache), joined(k_sf, v_sf))
+    run(**accepted(run, given), k_cache=keys, v_cache=values)

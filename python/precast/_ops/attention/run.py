@@ -50,8 +50,12 @@ def run(
     return_lse: bool,
     sinks: torch.Tensor | None,
     enable_pdl: bool | None,
+    kv_cache_sf: Any = None,
 ) -> Result:
-    """Run the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
+    """Run the wrapper's plan; ``v`` is None if ``k`` holds values, too.
+
+    ``kv_cache_sf`` is for a plan of keys and values in NVFP4.
+    """
     plan, given = w._plan, q
     try:
         if _reference and not torch.compiler.is_compiling():
@@ -67,9 +71,16 @@ def run(
         elif k.dim() == (4 if v is None else 3):  # Page size 1, left out of the shape.
             page = -2 if plan.hnd else -3
             k, v = k.unsqueeze(page), None if v is None else v.unsqueeze(page)
+        caches: tuple[Any, ...] = (k, v)
+        if plan.model.is_packed:
+            caches = k, v, *split_scales(w, kv_cache_sf)
         if torch.compiler.is_compiling():
             _explain(w, plan, q, k, v, out, lse if return_lse else None)
             export: Any = torch_ops.run_paged if paged else torch_ops.run_ragged
+            if plan.model.is_packed:
+                export = torch_ops.run_paged_nvfp4
+        elif plan.model.is_packed:
+            export = kernels.run_paged_nvfp4[plan.model.key]
         elif paged:
             export = kernels.run_paged[plan.model.key]
         else:
@@ -90,8 +101,7 @@ def run(
             )
         export(
             q,
-            k,
-            v,
+            *caches,
             into,
             lse,
             w._sinks if sinks is None else sinks,
@@ -206,6 +216,27 @@ def split_cache(w: AttentionWrapper, paged_kv_cache: Any) -> tuple[Any, Any]:
     raise CacheLayoutError(
         f"{w._name}.run: {w._cache_argument} must be a torch.Tensor or a tuple of two, got {got}"
     )
+
+
+def split_scales(w: AttentionWrapper, kv_cache_sf: Any) -> tuple[Any, Any]:
+    """Return the scales of keys and of values, or those of both and None, with all dimensions."""
+    if kv_cache_sf is None:
+        raise ValueError(
+            f"{w._name}.run: kv_cache_sf must be given for kv_data_type uint8 (NVFP4) of plan(), "
+            f"got None"
+        )
+    parts = kv_cache_sf if isinstance(kv_cache_sf, tuple) else (kv_cache_sf, None)
+    tensors = [part for part in parts if part is not None]
+    if len(parts) != 2 or not tensors or not all(isinstance(t, torch.Tensor) for t in tensors):
+        raise CacheLayoutError(
+            f"{w._name}.run: kv_cache_sf must be a torch.Tensor or a tuple of two, got "
+            f"{type(kv_cache_sf).__name__}"
+        )
+    k, v = parts
+    if k.dim() == (4 if v is None else 3):  # Page size 1, left out of the shape.
+        page = -2 if w._plan.hnd else -3
+        k, v = k.unsqueeze(page), None if v is None else v.unsqueeze(page)
+    return k, v
 
 
 def check_options(w: AttentionWrapper, **options: object) -> None:

@@ -127,7 +127,7 @@ def batch_trace(
     """
     decode, ragged = "decode" in name, "ragged" in name
 
-    def template(packed: bool, layout: str, lse: bool) -> TraceTemplate:
+    def template(packed: bool, layout: str, lse: bool, nvfp4: bool) -> TraceTemplate:
         axes: dict[str, Var | Const] = {
             "num_queries": Var("Queries of all requests.", sample=7 if ragged else 3),
             **_QO_HEADS,
@@ -138,14 +138,8 @@ def batch_trace(
         entries = entries_axes(layout, "num_tokens" if ragged else "page_size")
         if ragged:
             inputs: dict[str, Tensor | Scalar] = {"k": Tensor(entries), "v": Tensor(entries)}
-        elif packed:
-            axes["kv"] = Const("", "Keys, values.", value="2")
-            inputs = {"paged_kv_cache": Tensor(["num_pages", "kv", *entries])}
         else:
-            inputs = {
-                f"{part}_cache": Tensor(["num_pages", *entries], param="paged_kv_cache", item=item)
-                for item, part in enumerate("kv")
-            }
+            inputs = _caches(packed, nvfp4, entries, axes)
         causal = Scalar("bool", param="self._causal")
         qo_indptr = _table("len_indptr", "qo_indptr")
         if ragged:
@@ -164,7 +158,7 @@ def batch_trace(
             }
         scores = {option: Scalar(d, param=f"self._{option}") for option, d in _SCORES.items()}
         return _template(
-            name + ("_packed" if packed else ""),
+            name + ("_packed" if packed else "") + ("_nvfp4" if nvfp4 else ""),
             ["num_queries"],
             layout,
             lse,
@@ -179,12 +173,49 @@ def batch_trace(
         )
 
     def form_of(
-        self: Any = None, paged_kv_cache: Any = None, return_lse: Any = False, **others: Any
-    ) -> tuple[bool, str, bool]:
+        self: Any = None,
+        paged_kv_cache: Any = None,
+        return_lse: Any = False,
+        kv_cache_sf: Any = None,
+        **others: Any,
+    ) -> tuple[bool, str, bool, bool]:
         packed = not (ragged or isinstance(paged_kv_cache, tuple))
-        return packed, self._kv_layout, bool(return_lse)
+        if kv_cache_sf is not None and packed == isinstance(kv_cache_sf, tuple):
+            raise ValueError(
+                f"{name}: only calls with paged_kv_cache and kv_cache_sf in one form have a "
+                f"definition"
+            )
+        return packed, self._kv_layout, bool(return_lse), kv_cache_sf is not None
 
-    return by_form(template, form_of, (False,) if ragged else BOTH, LAYOUTS, BOTH)
+    both = (False,) if ragged else BOTH
+    return by_form(template, form_of, both, LAYOUTS, BOTH, both)
+
+
+def _caches(
+    packed: bool, nvfp4: bool, entries: list[str], axes: dict[str, Var | Const]
+) -> dict[str, Tensor | Scalar]:
+    """Return a cache, one tensor or two, and with NVFP4 its scales; ``axes`` gets their sizes."""
+    if packed:
+        axes["kv"] = Const("", "Keys, values.", value="2")
+    kinds: list[tuple[str, str, str, str | None]] = [
+        ("paged_kv_cache", "cache", "head_dim", None),
+    ]
+    if nvfp4:
+        axes["packed_dim"] = Const("", value="head_dim // 2")
+        axes["scale_dim"] = Const("", value="head_dim // 16")
+        kinds = [
+            ("paged_kv_cache", "cache", "packed_dim", "uint8"),
+            ("kv_cache_sf", "scales", "scale_dim", "float8_e4m3fn"),
+        ]
+    inputs: dict[str, Tensor | Scalar] = {}
+    for param, what, columns, dtype in kinds:
+        rows = [*entries[:-1], columns]
+        if packed:
+            inputs[param] = Tensor(["num_pages", "kv", *rows], dtype=dtype)
+            continue
+        for item, part in enumerate("kv"):
+            inputs[f"{part}_{what}"] = Tensor(["num_pages", *rows], param, dtype, item=item)
+    return inputs
 
 
 def _table(axis: str, attribute: str) -> Tensor:
@@ -221,6 +252,8 @@ def _plan(call: dict[str, Any], layout: str, cls: Any, decode: bool, in_graph: b
         held = [True, *([False] if decode else []), *map(torch.zeros_like, lengths)]
     space = torch.empty(_WORKSPACE if q.is_cuda else 64, dtype=torch.uint8, device=q.device)
     wrapper = cls(space, layout, *held)
+    if part.dtype is torch.uint8:
+        options["kv_data_type"] = part.dtype
     with contextlib.nullcontext() if q.is_cuda else reference_mode():
         wrapper.plan(*lengths, *sizes, **options, q_data_type=q.dtype)
     call["self"] = wrapper

@@ -27,6 +27,10 @@ _NAMES = {word: name.removeprefix("torch.") for name, word in DTYPE_WORDS.items(
 _Q_DTYPES = list(dict.fromkeys(_NAMES[q] for q, _ in _AXES["dtype_q,dtype_kv"]))
 _8_BIT_DTYPES = list(dict.fromkeys(_NAMES[kv] for q, kv in _AXES["dtype_q,dtype_kv"] if kv != q))
 
+_PACKED_AXES = plan_document()["ops"]["attention_nvfp4"]["axes"]
+_PACKED_HEAD_DIMS = [tuple(dims) for dims in _PACKED_AXES["head_dim_qk,head_dim_vo"]]
+_PACKED_Q_DTYPES = [_NAMES[word] for word in _PACKED_AXES["dtype_q"]]
+
 #: The numbers of plans and runs. Exports get some of them in another form.
 NUMBERS = Declaration(
     "sm_scale:float(finite) logits_soft_cap:float(finite) rope_scale:float(positive) "
@@ -100,6 +104,30 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
         raise UnsupportedConfigError(
             f"{name}: o_data_type must be float16, bfloat16 or float32, got {dtype_word(o)}"
         )
+
+
+def check_packed(name: str, q: torch.dtype, head_dim_qk: int, head_dim_vo: int) -> None:
+    """Raise unless there is a kernel for keys and values in NVFP4."""
+    if dtype_word(q) not in _PACKED_Q_DTYPES:
+        raise UnsupportedConfigError(
+            f"{name}: q_data_type must be {' or '.join(_PACKED_Q_DTYPES)} with kv_data_type uint8 "
+            f"(NVFP4), got {dtype_word(q)}"
+        )
+    if (head_dim_qk, head_dim_vo) not in _PACKED_HEAD_DIMS:
+        legal = ", ".join(str(qk) for qk, _ in _PACKED_HEAD_DIMS)
+        raise UnsupportedConfigError(
+            f"{name}: head_dim_qk/head_dim_vo must be one of {legal} with kv_data_type uint8 "
+            f"(NVFP4), got {head_dim_qk}/{head_dim_vo}"
+        )
+
+
+def refuse_packed(name: str) -> None:
+    """Raise the error of a wrapper without a kernel for keys and values in NVFP4."""
+    raise UnsupportedConfigError(
+        f"{name}: kv_data_type must not be uint8 (NVFP4), which only "
+        f"BatchDecodeWithPagedKVCacheWrapper and BatchPrefillWithPagedKVCacheWrapper take. Fix: "
+        f"use one of them, or nvfp4_kv_dequantize_paged"
+    )
 
 
 def computed_dtype(q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> torch.dtype:

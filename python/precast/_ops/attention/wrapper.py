@@ -46,6 +46,8 @@ class AttentionWrapper(PlanAttributes):
     _cache_argument = "paged_kv_cache"
     #: Whether ``run()`` takes ``sink`` and ``sm_scale`` by position.
     _takes_sinks = False
+    #: Whether ``run()`` takes the scales of a cache in NVFP4.
+    _takes_kv_cache_sf = False
     #: Launches of plans that wait for other checks; None: a plan is launched at once.
     _checked_plans: list[Callable[[], None]] | None = None
 
@@ -193,6 +195,8 @@ class AttentionWrapper(PlanAttributes):
         mask are written into buffers that the plan before reads, too: a failure from there on
         leaves no plan.
         """
+        if model.is_packed and not self._takes_kv_cache_sf:
+            validation.refuse_packed(f"{self._name}.plan")
         before = self._plan
         scores = Scores(
             causal,
@@ -358,9 +362,13 @@ def _model(
     validation.check_heads(name, *heads)
     validation.check_head_dims(name, *head_dims)
     computed = validation.computed_dtype(q, kv, o)
-    validation.check_dtypes(name, computed, kv, o)
+    is_packed = kv is torch.uint8
+    if is_packed:
+        validation.check_packed(name, computed, *head_dims)
+    validation.check_dtypes(name, computed, computed if is_packed else kv, o)
     validation.pos_encoding(name, pos_encoding_mode)
-    key = (computed, kv, *head_dims, device_index)
+    dtypes_of_key = (computed,) if is_packed else (computed, kv)
+    key = (*dtypes_of_key, *head_dims, device_index)
     converts_to = None if computed is q else computed
     is_like_q = o is q and head_dims[0] == head_dims[1]
-    return Model(q, kv, o, key, converts_to, o is computed, is_like_q)
+    return Model(q, kv, o, key, converts_to, o is computed, is_like_q, is_packed)

@@ -31,13 +31,18 @@ def check_caches(
     row_names: Sequence[str],
     rows: Sequence[torch.Tensor],
     hnd: bool | None,
-) -> None:
-    """Raise ValueError unless the one or two caches take ``rows``; ``hnd`` is None for MLA."""
+    per_byte: int | None = None,
+) -> tuple[int, int]:
+    """Return pages and page size of the one or two caches if they take ``rows``.
+
+    ``hnd`` is None for MLA. ``per_byte`` is how many numbers of a row a byte of the cache is for.
+    """
     both = len(caches) == 1
     geometry = []
     for i in range(2):
         name, cache = names[0 if both else i], caches[0 if both else i]
-        geometry.append(pages_of(export, name, cache, row_names[i], rows[i], hnd, both))
+        size = rows[i].shape[-1] // per_byte if per_byte else None
+        geometry.append(pages_of(export, name, cache, row_names[i], rows[i], hnd, both, size))
     if geometry[0] != geometry[1]:
         (pages, page_size), (got_pages, got_size) = geometry
         raise ValueError(
@@ -50,6 +55,7 @@ def check_caches(
             check_memory_apart(export, name, cache, row, row_name)
         if i == 1:
             check_memory_apart(export, name, cache, caches[0], names[0])
+    return geometry[0]
 
 
 def pages_of(

@@ -51,6 +51,7 @@ def append_trace(
     places = {key: spec for key, spec in _PLACES.items() if key in taken}
     scales = {key: Scalar("float32") for key in taken if key.endswith("scale")}
     table = _TABLE if "kv_indptr" in places else {}
+    packs = "kv_cache_sf" in taken
 
     def template(
         suffix: str,
@@ -59,7 +60,7 @@ def append_trace(
         caches: Mapping[str, Tensor],
         fixed: Mapping[str, object] | None = None,
     ) -> TraceTemplate:
-        dtype = "float8_e4m3fn" if scales else None
+        dtype = "uint8" if packs else "float8_e4m3fn" if scales else None
         return TraceTemplate(
             op_type="page_append",
             name_prefix=name + suffix,
@@ -68,7 +69,10 @@ def append_trace(
             inputs={
                 **rows,
                 **places,
-                **{cache: spec._replace(dtype=dtype) for cache, spec in caches.items()},
+                **{
+                    cache: spec if spec.dtype else spec._replace(dtype=dtype)
+                    for cache, spec in caches.items()
+                },
                 **scales,
             },
             outputs={
@@ -99,19 +103,33 @@ def append_trace(
             ("HND", "_hnd", ["num_kv_heads", "page_size"]),
             ("page1", "_page1", ["num_kv_heads"]),
         ):
-            axes: dict[str, Var | Const] = {"num_kv_heads": Const("kv"), "head_dim": Const("d")}
+            block = 16 if packs else 1
+            axes: dict[str, Var | Const] = {
+                "num_kv_heads": Const("kv"),
+                "head_dim": Const("d", multiple=block),
+            }
             v_dim = "head_dim" if packed else "head_dim_vo"
+            pages = ["num_pages", *(["kv"] if packed else []), *inner]
             if packed:
                 axes["kv"] = Const("", "Keys, values.", value="2")
-                caches = {"paged_kv_cache": Tensor(["num_pages", "kv", *inner, "head_dim"])}
             else:
-                axes["head_dim_vo"] = Const("dv")
-                caches = {
-                    cache: Tensor(["num_pages", *inner, dim], param="paged_kv_cache", item=item)
-                    for item, (cache, dim) in enumerate(
-                        (("k_cache", "head_dim"), ("v_cache", "head_dim_vo"))
-                    )
-                }
+                axes["head_dim_vo"] = Const("dv", multiple=block)
+            dims = ("head_dim",) if packed else ("head_dim", "head_dim_vo")
+            caches = {}
+            for param, one, pair, dtype, numbers in (
+                ("paged_kv_cache", "paged_kv_cache", ("k_cache", "v_cache"), None, 2),
+                ("kv_cache_sf", "kv_cache_sf", ("k_scales", "v_scales"), "float8_e4m3fn", 16),
+            ):
+                if param not in taken:
+                    continue
+                for item, (name_of, dim) in enumerate(zip((one,) if packed else pair, dims)):
+                    columns = dim
+                    if packs:
+                        columns = f"{dim}_{'packed' if numbers == 2 else 'blocks'}"
+                        axes[columns] = Const("", value=f"{dim} // {numbers}")
+                    caches[name_of] = Tensor([*pages, columns], dtype=dtype)
+                    if not packed:
+                        caches[name_of] = caches[name_of]._replace(param=param, item=item)
             templates[packed, layout] = template(
                 ("_packed" if packed else "") + suffix,
                 axes

@@ -111,7 +111,7 @@ class DecodePlan(AttentionWrapper):
             given.page_size,
             *heads,
             *head_dims,
-            model.kv_dtype.itemsize,
+            model.kv_bytes,
             self._choose_tile(heads, head_dims, q_len),
             q_len > 1,
             given.window_left,

@@ -77,6 +77,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     """
 
     _name = "BatchDecodeWithPagedKVCacheWrapper"
+    _takes_kv_cache_sf = True
     _paged_kv_indptr_buf = PlanField("tables", "kv_indptr")
     _paged_kv_indices_buf = PlanField("tables", "kv_indices")
     _paged_kv_last_page_len_buf = PlanField("tables", "kv_last_page_len")
@@ -194,7 +195,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
             0; nothing is seen behind the newest token.
         q_data_type, kv_data_type, o_data_type, data_type : torch.dtype or str, optional
             Of queries (float16, bfloat16, float8_e4m3fn or float8_e5m2), of keys and values
-            (float16 or bfloat16 as queries, or of 8 bits; default: as queries), of outputs
+            (float16 or bfloat16 as queries, of 8 bits, or uint8 for NVFP4 with ``head_dim`` 64, 128
+            or 256; default: as queries), of outputs
             (float16, bfloat16 or float32; default: as queries, so it must be given for queries of
             8 bits), and of both where they are None. Each run converts queries of 8 bits to 16, by
             one more launch and into a new tensor.
@@ -274,7 +276,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
             ``[tokens, num_qo_heads]``. Default: new ones.
         q_len_per_req : int, optional
             Deprecated; pass it to :meth:`plan`.
-        skip_softmax_threshold_scale_factor, kv_cache_sf : None
+        skip_softmax_threshold_scale_factor : None
             For other backends.
 
         Returns
@@ -294,6 +296,9 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
             running.check_window(self, window_left)
         if args and self._takes_sinks:
             (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
+        scales = kv_cache_sf
+        if self._plan.model.is_packed:
+            kv_cache_sf = None  # No option of other backends.
         if args or not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
             running.check_other_options(
                 self,
@@ -305,7 +310,19 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         if isinstance(k, tuple):
             k, v = running.split_cache(self, k)
         result, sums = running.run(
-            self, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl
+            self,
+            q,
+            k,
+            v,
+            q_scale,
+            k_scale,
+            v_scale,
+            out,
+            lse,
+            return_lse,
+            sinks,
+            enable_pdl,
+            scales,
         )
         return result if sums is None else (result, sums)
 

@@ -74,6 +74,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     """
 
     _name = "BatchPrefillWithPagedKVCacheWrapper"
+    _takes_kv_cache_sf = True
     _paged_kv_indptr_buf = PlanField("tables", "kv_indptr")
     _paged_kv_indices_buf = PlanField("tables", "kv_indices")
     _paged_kv_last_page_len_buf = PlanField("tables", "kv_last_page_len")
@@ -272,7 +273,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         q : torch.Tensor
             ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``; stride 1 in the last dimension, any in
             the others.
-        kv_cache_sf, skip_softmax_threshold_scale_factor, use_fp16_softmax, uses_spcompress : None
+        skip_softmax_threshold_scale_factor, use_fp16_softmax, uses_spcompress : None
             For other backends.
 
         Returns
@@ -291,6 +292,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             running.check_window(self, window_left)
         if args and self._takes_sinks:
             (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
+        scales = kv_cache_sf
+        if self._plan.model.is_packed:
+            kv_cache_sf = None  # No option of other backends.
         if args or not (
             kv_cache_sf
             is skip_softmax_threshold_scale_factor
@@ -314,7 +318,19 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             k, v = running.split_cache(self, k)
         into = lse if finish is None else finish.buffer
         result, sums = running.run(
-            self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, sinks, enable_pdl
+            self,
+            q,
+            k,
+            v,
+            q_scale,
+            k_scale,
+            v_scale,
+            out,
+            into,
+            return_lse,
+            sinks,
+            enable_pdl,
+            scales,
         )
         if finish is None or sums is None:
             return result

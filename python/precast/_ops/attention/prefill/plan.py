@@ -67,7 +67,7 @@ class PrefillPlan(AttentionWrapper):
             given.page_size,
             *heads,
             *head_dims,
-            model.kv_dtype.itemsize,
+            model.kv_bytes,
             self._choose_tile(heads, head_dims, max_q_len, rows, invariant),
             given.prefix_len_ptr is not None or (given.causal and not is_masked),
             given.window_left,
