@@ -39,7 +39,8 @@ void tinygemm_bf16_entry(TensorView input, TensorView weight, TensorView out, Op
   params.bias = match.optional<const void>(bias, "bias", [&](const TensorMatch& vector) {
     vector.same_device(in).dtype(DType::bf16).shape({columns}).contiguous();
   });
-  check_written({to}, {in, by, {"tinygemm_bf16", "bias", bias}});
+  check_written({TensorMemory(to)},
+                {TensorMemory(in), TensorMemory(by), {"tinygemm_bf16", "bias", bias}});
   if (rows == 0 || columns == 0) return;
   in.aligned();
   by.aligned();
@@ -71,7 +72,7 @@ void run_router(const char* op, const TensorView& mat_a, const TensorView& mat_b
       << op << ": mat_b must have strides [1, " << kDepth << "], got " << to_string(mat_b.strides())
       << "; pass the transpose of a contiguous weight";
   to.same_device(in).dtype(out_dtype).shape({rows, columns}).contiguous();
-  check_written({to}, {in, by});
+  check_written({TensorMemory(to)}, {TensorMemory(in), TensorMemory(by)});
   in.aligned();
   by.aligned();
   TinyGemmParams params = {};
