@@ -188,6 +188,9 @@ from precast._ops.rope.cos_sin_cache import (
 from precast._ops.rope.cos_sin_cache import (
     apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace,
 )
+from precast._ops.rope.fused_qk_rmsnorm_rope import (
+    fused_qk_rmsnorm_rope as fused_qk_rmsnorm_rope,
+)
 from precast._ops.rope.qk_rmsnorm_rope import qk_rmsnorm_rope as qk_rmsnorm_rope
 from precast._ops.rope.quantize import mla_rope_quantize_fp8 as mla_rope_quantize_fp8
 from precast._ops.rope.quantize import rope_quantize_fp8 as rope_quantize_fp8

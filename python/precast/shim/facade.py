@@ -20,6 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "compilation_context": ("precast.compilation_context",),
     "concat_ops": ("precast.concat_ops",),
     "decode": ("precast.decode",),
+    "diffusion_ops": ("precast.shim.names.diffusion_ops",),
     "dsv3_ops": ("precast.shim.names.dsv3_ops",),
     "fp4_quantization": ("precast.quantization",),
     "fp8_quantization": ("precast.quantization",),
