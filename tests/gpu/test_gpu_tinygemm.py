@@ -175,26 +175,30 @@ def test_graph_and_compile(generator: torch.Generator) -> None:
     x, weight = randn(generator, 9, 2880), randn(generator, 128, 2880)
     states, router = randn(generator, 9, 7168), randn(generator, 256, 7168)
     out = torch.empty(9, 128, dtype=BF16, device=DEVICE)
-    logits = torch.empty(9, 256, device=DEVICE)
+    logits, fewer = torch.empty(9, 256, device=DEVICE), torch.empty_like(out)
 
-    def both() -> None:
-        precast.tinygemm_bf16(x, weight, out, weight[:, 0].contiguous(), use_pdl=True)
+    bias = randn(generator, 128)
+
+    def run() -> None:
+        precast.tinygemm_bf16(x, weight, out, bias, use_pdl=True)
         precast.mm_M1_16_K7168_N256(states, router.T, logits)
+        precast.mm_M1_16_K7168_N128(states, router[:128].T, fewer)
 
-    both()
+    run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        both()
+        run()
     torch._dynamo.reset()
-    for again in (graph.replay, torch.compile(both, fullgraph=True)):
+    for again in (graph.replay, torch.compile(run, fullgraph=True)):
         x.copy_(x.flip(0))
         states.copy_(states.flip(0))
-        both()
-        want = out.clone(), logits.clone()
-        out.fill_(7.0)
-        logits.fill_(7.0)
+        run()
+        results = (out, logits, fewer)
+        want = [result.clone() for result in results]
+        for result in results:
+            result.fill_(7.0)
         again()
-        assert torch.equal(out, want[0]) and torch.equal(logits, want[1])
+        assert all(map(torch.equal, results, want))
 
 
 @pytest.mark.parametrize("rows", [1, 12, 40])
