@@ -38,7 +38,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                 heads: int = heads, tokens: int = tokens, out_dtype: torch.dtype = out_dtype
             ) -> tuple[Any, ...]:
                 qkv = torch.randn(tokens, 3 * heads * HEAD_DIM, dtype=dtype, device="cuda")
-                weights = torch.rand(2, heads * HEAD_DIM, device="cuda").to(dtype) + 0.5
+                weights = 1 + torch.randn(2, heads * HEAD_DIM, device="cuda").to(dtype) / 8
                 outputs = torch.empty(3, tokens, heads, HEAD_DIM, dtype=out_dtype, device="cuda")
                 return (qkv, *weights, *(poison(out) for out in outputs))
 
