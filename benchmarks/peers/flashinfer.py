@@ -26,6 +26,10 @@ MODULES = {
     "trtllm_batch_context_with_kv_cache": "prefill",
     "fused_topk_deepseek": "fused_moe",
     "hash_topk": "fused_moe",
+    "fused_qk_rmsnorm_rope": "norm",
+    "tinygemm_bf16": "gemm",
+    "mm_M1_16_K7168_N128": "gemm",
+    "mm_M1_16_K7168_N256": "gemm",
 }
 #: Options that select the kernel of every architecture, and the faster one for decode.
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -27,6 +27,9 @@ def family(public: Public) -> str | None:
     if public.name in kernels():
         return kernels()[public.name].op
     value = getattr(precast, public.name)
+    ops = {kernel.op for kernel in kernels().values() if kernel.function == public.name}
+    if len(ops) == 1 and not inspect.isclass(value):
+        return ops.pop()  # Its exports have other names.
     folder = value.__module__.split(".")[2]
     if inspect.isclass(value) and folder in wrappers().values():
         return folder  # A wrapper of other wrappers is on their page.

@@ -76,6 +76,9 @@ from precast._ops.elementwise.concat_mla_kv_quant_fp8 import (
 )
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
+from precast._ops.gemm.router import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
+from precast._ops.gemm.router import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
+from precast._ops.gemm.tinygemm import tinygemm_bf16 as tinygemm_bf16
 from precast._ops.mhc.post import mhc_post as mhc_post
 from precast._ops.mhc.pre import mhc_pre_big_fuse as mhc_pre_big_fuse
 from precast._ops.mhc.pre import mhc_pre_big_fuse_with_prenorm as mhc_pre_big_fuse_with_prenorm
@@ -191,6 +194,9 @@ from precast._ops.rope.cos_sin_cache import (
 )
 from precast._ops.rope.cos_sin_cache import (
     apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace,
+)
+from precast._ops.rope.fused_qk_rmsnorm_rope import (
+    fused_qk_rmsnorm_rope as fused_qk_rmsnorm_rope,
 )
 from precast._ops.rope.qk_rmsnorm_rope import qk_rmsnorm_rope as qk_rmsnorm_rope
 from precast._ops.rope.quantize import mla_rope_quantize_fp8 as mla_rope_quantize_fp8

@@ -45,6 +45,10 @@ from precast._ops.norm.supports import (
     supports_gated_residual_rmsnorm,
     supports_rmsnorm_sigmoid_gate,
 )
+from precast._ops.rope.fused_qk_rmsnorm_rope import (
+    fused_qk_rmsnorm_rope,
+    fused_qk_rmsnorm_rope_reference,
+)
 
 __all__ = [
     "fused_add_rmsnorm",
@@ -53,6 +57,8 @@ __all__ = [
     "fused_add_rmsnorm_quant",
     "fused_add_rmsnorm_quant_reference",
     "fused_add_rmsnorm_reference",
+    "fused_qk_rmsnorm_rope",
+    "fused_qk_rmsnorm_rope_reference",
     "fused_rmsnorm_silu",
     "fused_rmsnorm_silu_reference",
     "gated_residual_next_rmsnorm",

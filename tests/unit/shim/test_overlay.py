@@ -138,7 +138,7 @@ print(flashinfer.rmsnorm is theirs, flashinfer.norm.rmsnorm is theirs)
     ("value", "words"),
     [
         ("shim", "PRECAST_AS_FLASHINFER='shim' is unknown; legal: overlay, or overlay:<modules"),
-        ("overlay:gemm", "precast has no ops of flashinfer.gemm; legal: activation, "),
+        ("overlay:mamba", "precast has no ops of flashinfer.mamba; legal: activation, "),
     ],
 )
 def test_a_wrong_value_is_named_and_python_starts(site, value, words):
