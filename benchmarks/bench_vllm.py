@@ -44,7 +44,9 @@ def name_of(options: Mapping[str, Any]) -> str:
     return "-".join(str(options[key]) for key in ("backend", "kv_cache_dtype", "decode"))
 
 
-def run_engine(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def run_engine(
+    options: Mapping[str, Any], folder: Path, script: Path | None = None
+) -> dict[str, Any]:
     """What one engine answers, or ``{"error": ...}``; its log is kept in the folder.
 
     Each has empty caches, so that none starts faster because of one before it.
@@ -56,10 +58,11 @@ def run_engine(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     variables = {
         "VLLM_CACHE_ROOT": str(caches / "vllm"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TVM_FFI_CACHE_DIR": str(caches / "tvm-ffi"),
     }
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
         done = subprocess.run(
-            [sys.executable, str(ENGINE), str(asked), str(answer)],
+            [sys.executable, str(script or ENGINE), str(asked), str(answer)],
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables},
