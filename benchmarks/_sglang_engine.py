@@ -130,6 +130,7 @@ def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
         "cuda_graph_backend_prefill": "disabled",
         "skip_server_warmup": True,
         "host": "127.0.0.1",
+        "log_level": "info",
     }
 
 
