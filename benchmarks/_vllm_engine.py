@@ -7,8 +7,6 @@ calls can be counted: the programs that are started, and the functions of ``flas
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
 import os
 import sys
@@ -16,6 +14,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from _engine_counts import COMPILERS, at_calls, at_programs
 
 #: Variables of every engine. vLLM takes FlashInfer without a compiler if FlashInfer's prebuilt
 #: kernels are there, which is what this variable says of precast's.
@@ -38,51 +38,19 @@ COUNTED = {
         "top_p_sampling_from_probs",
     ),
 }
-COMPILERS = ("nvcc", "ninja", "cicc", "cudafe++", "ptxas", "gcc", "g++", "cc", "c++", "clang")
 
 
 def count_programs() -> Counter[str]:
     """Count the programs that this process starts from now on, by name."""
     programs: Counter[str] = Counter()
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
-            programs[Path(os.fsdecode(arguments[0])).name] += 1
-        elif event == "os.system":
-            programs[os.fsdecode(arguments[0]).split()[0]] += 1
-
-    sys.addaudithook(hook)
+    at_programs(lambda name: programs.update([name]))
     return programs
 
 
 def count_calls() -> Counter[str]:
     """Count the calls of what an engine reads from ``flashinfer``, which must be precast's."""
     calls: Counter[str] = Counter()
-    flashinfer = importlib.import_module("flashinfer")
-    if not hasattr(flashinfer, "__precast__"):
-        raise SystemExit(
-            f"error: flashinfer is {flashinfer.__file__}, not served by precast. "
-            f"Fix: precast shim install --for vllm --version <what vLLM pins>"
-        )
-
-    def counting(function: Any, name: str) -> Any:
-        @functools.wraps(function)
-        def counted(*args: Any, **options: Any) -> Any:
-            calls[name] += 1
-            return function(*args, **options)
-
-        return counted
-
-    for path, names in COUNTED.items():
-        module = importlib.import_module(f"flashinfer.{path}".rstrip("."))
-        for name in names:
-            found = getattr(module, name)
-            if isinstance(found, type):
-                for method in ("plan", "run"):
-                    key = f"{name}.{method}"
-                    setattr(found, method, counting(getattr(found, method), key))
-            else:
-                setattr(module, name, counting(found, name))
+    at_calls(COUNTED, lambda name: calls.update([name]), "--for vllm --version <what vLLM pins>")
     return calls
 
 

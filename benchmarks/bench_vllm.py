@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import _engine_log
 import peers
 import torch
 from _vllm_model import CONFIG, LENGTHS, write_checkpoint
@@ -38,22 +39,30 @@ TIE = 0.5
 EQUAL_LOGITS = 5
 
 
-def run_engine(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def name_of(options: Mapping[str, Any]) -> str:
+    """The name of an engine's files."""
+    return "-".join(str(options[key]) for key in ("backend", "kv_cache_dtype", "decode"))
+
+
+def run_engine(
+    options: Mapping[str, Any], folder: Path, script: Path | None = None
+) -> dict[str, Any]:
     """What one engine answers, or ``{"error": ...}``; its log is kept in the folder.
 
     Each has empty caches, so that none starts faster because of one before it.
     """
-    name = "-".join(str(options[key]) for key in ("backend", "kv_cache_dtype", "decode"))
+    name = name_of(options)
     asked, answer = folder / f"{name}.options.json", folder / f"{name}.json"
     asked.write_text(json.dumps(options), encoding="utf-8")
     caches = Path(str(options["caches"])) / name
     variables = {
         "VLLM_CACHE_ROOT": str(caches / "vllm"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TVM_FFI_CACHE_DIR": str(caches / "tvm-ffi"),
     }
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
         done = subprocess.run(
-            [sys.executable, str(ENGINE), str(asked), str(answer)],
+            [sys.executable, str(script or ENGINE), str(asked), str(answer)],
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables},
@@ -61,9 +70,21 @@ def run_engine(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         )
     if done.returncode:
         lines = (folder / f"{name}.log").read_text(encoding="utf-8").strip().splitlines()
-        return {"error": f"{name}: {lines[-1] if lines else done.returncode}"}
+        said = lines[-1] if lines else f"exit status {done.returncode}"
+        said = _engine_log.without_names(said, _engine_log.names_of_this_machine())
+        return {"error": f"{name}: {said}"}
     found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return found
+
+
+def write_logs(file: Path, folder: Path, engines: Sequence[str], names: Mapping[str, str]) -> None:
+    """Write the logs of these engines into one file beside the results, see ``_engine_log``."""
+    logs = {
+        name: (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        for name in engines
+    }
+    text = _engine_log.kept(logs, {str(folder.resolve()): "$LOGS", str(folder): "$LOGS", **names})
+    file.write_text(text, encoding="utf-8")
 
 
 def compare(ours: Mapping[str, Any], other: Mapping[str, Any], tie: float) -> dict[str, Any]:
@@ -159,8 +180,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate for a prompt")
     parser.add_argument("--runs", type=int, default=2, help="timed runs; the best counts")
     parser.add_argument("--tie", type=float, default=TIE, help="difference of log-probabilities")
-    parser.add_argument("--logs", type=Path, help="a folder for the engines' logs and answers")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument(
+        "--logs", type=Path, help="a folder for the engines' whole logs and answers"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="write the results here, and the engines' logs beside as .log"
+    )
     parser.add_argument("--csv", type=Path, help="write the table to this file")
     parser.add_argument("--commit", help="the commit measured (default: $COMMIT, then git)")
     options = parser.parse_args(argv)
@@ -169,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     packages = ("vllm", "flashinfer-python", "transformers", *peers.distributions())
     here = environment(options.commit, Path(__file__).parent, packages)
     report.print_circumstances(here)
-    records, failures = [], []
+    records, failures, engines = [], [], []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,9 +213,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for kv in options.kv or OTHERS:
             backend = options.other or OTHERS[kv]
             asked = {**common, "kv_cache_dtype": kv}
-            other = run_engine({**asked, "backend": backend, "decode": "own"}, folder)
+            other_asked = {**asked, "backend": backend, "decode": "own"}
+            engines.append(name_of(other_asked))
+            other = run_engine(other_asked, folder)
             for decode in options.decode or ["xqa"]:
-                ours = run_engine({**asked, "backend": OURS, "decode": decode}, folder)
+                ours_asked = {**asked, "backend": OURS, "decode": decode}
+                engines.append(name_of(ours_asked))
+                ours = run_engine(ours_asked, folder)
                 name = f"KV cache {kv}, decode by {decode}"
                 errors = [run["error"] for run in (ours, other) if "error" in run]
                 if not errors:
@@ -203,6 +232,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if options.json:
                     data = report.document(here, records, failures=failures)
                     report.write_json(options.json, data)
+                    places = {temporary: "$TEMPORARY"}
+                    if Path(model).is_dir():
+                        places[model] = "$MODEL"
+                    write_logs(options.json.with_suffix(".log"), folder, engines, places)
     if records:
         report.print_table(table(records))
     for failure in failures:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear, silu
 
 HIDDEN, INTERMEDIATE, LAYERS = 64, 96, 2
 QO_HEADS, KV_HEADS, HEAD_DIM = 6, 2, 64
-EPS, ROPE_THETA = 1e-5, 1e4
+EPS, ROPE_THETA, CONTEXT = 1e-5, 1e4, 512
 END = "<|end|>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}: "
 
@@ -32,6 +32,7 @@ def write(path: Path, seed: int) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(LAYERS)
+    writer.add_context_length(CONTEXT)
     writer.add_head_count(QO_HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_dimension_count(HEAD_DIM)
@@ -42,6 +43,7 @@ def write(path: Path, seed: int) -> Path:
     kinds = gguf.TokenType
     writer.add_token_types([kinds.CONTROL if word == END else kinds.NORMAL for word in words])
     writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(words.index(END))
     writer.add_eos_token_id(words.index(END))
     writer.add_chat_template(TEMPLATE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +110,15 @@ def test_calls_of_flashinfer_and_programs_are_counted() -> None:
         "1 [('BatchDecodeWithPagedKVCacheWrapper.plan', 1), "
         "('BatchDecodeWithPagedKVCacheWrapper.run', 1), ('top_p_sampling_from_probs', 1)]"
     )
+
+
+def test_error_of_an_engine_names_no_folder(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench = benchmarks("bench_vllm")
+    script = tmp_path / "engine.py"
+    script.write_text("import sys; sys.exit('no file /srv/models/x.bin')")
+    monkeypatch.setattr(bench, "ENGINE", script)
+    asked = {"backend": "A", "kv_cache_dtype": "auto", "decode": "own", "caches": str(tmp_path)}
+    assert bench.run_engine(asked, tmp_path) == {"error": "A-auto-own: no file $DIR/x.bin"}
+    assert (tmp_path / "A-auto-own.log").read_text() == "no file /srv/models/x.bin\n"
