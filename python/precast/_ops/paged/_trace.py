@@ -76,7 +76,9 @@ def append_trace(
                 **scales,
             },
             outputs={
-                f"{cache}_out": spec._replace(param=spec.param or cache, dtype_from=cache)
+                f"{cache}_out": spec._replace(
+                    param=spec.param or cache, dtype=None, dtype_from=cache
+                )
                 for cache, spec in caches.items()
             },
             reference=reference,
