@@ -95,4 +95,4 @@ def test_outputs_need_a_dtype_of_their_own() -> None:
     with pytest.raises(UnsupportedConfigError, match="o_data_type must be float16, bfloat16"):
         prefill(E4M3, E4M3, None)
     with pytest.raises(UnsupportedConfigError, match="kv_data_type must be"):
-        prefill(E4M3, torch.uint8, torch.bfloat16)
+        prefill(E4M3, torch.int8, torch.bfloat16)

@@ -263,7 +263,7 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
 
 
 ATTENTION = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_128__head_dim_vo_128"]
-ATTENTION += ["attention_plan"]
+ATTENTION += ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_doctor_and_list_select_by_public_names(clean_environment, capsys):
         precast.cli.main([*words, "--op", "BatchAttention", "--arch", "9.0", "--json"])
         document = json.loads(capsys.readouterr().out)
         rows = document["targets"][0]["modules"] if words[0] == "doctor" else document["modules"]
-        assert {row["op"] for row in rows} == {"attention", "attention_plan"}
+        assert {row["op"] for row in rows} == {"attention", "attention_nvfp4", "attention_plan"}
 
 
 def test_explain_without_a_gpu_says_which_option_is_needed():
