@@ -25,6 +25,7 @@ from precast.testing import (
     report,
     rotation,
 )
+from precast.testing.timing import capture
 
 # Consecutive calls: few enough for the launch queue, many compared with the wait at their end.
 _CALLS = 100
@@ -122,7 +123,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     if settings.refcheck:
         refcheck(case, args)
     others = peers.functions(case, family, settings.peers)
-    functions = {"precast": case.ours, **able(case, others, args)}
+    functions = {"precast": case.ours, **able(case, others, args, in_graph=True)}
     samples = bench_side_by_side(functions, args, rounds=settings.rounds)
     timings = {name: Timing.of_milliseconds(ms) for name, ms in samples.items()}
     cpu = {
@@ -165,14 +166,20 @@ def whole_times(
 
 
 def able(
-    case: Case, others: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
+    case: Case,
+    others: Mapping[str, Callable[..., Any]],
+    args: tuple[Any, ...],
+    in_graph: bool = False,
 ) -> dict[str, Callable[..., Any]]:
-    """The peers that accept the arguments; prints why the others are left out."""
+    """The peers that take the arguments, also in a CUDA graph; prints why others are left out."""
     found = {}
     for name, fn in others.items():
         try:
-            fn(*rotation.rotate(args, copies=2)[1].args)
+            call = rotation.rotate(args, copies=2)[1]
+            fn(*call.args)
             torch.cuda.synchronize()
+            if in_graph:
+                capture(fn, [call], long=False)
         except Exception as problem:  # A library may raise any exception.
             why = f"{type(problem).__name__}: {problem}".splitlines()[0]
             print(f"{case.op} {case.shape}: without {name}, {why}", file=sys.stderr, flush=True)

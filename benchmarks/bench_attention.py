@@ -18,7 +18,6 @@ from _attention import PAGE, Arguments, Batch, Function, on_host, workspace, zip
 from _harness import Case
 from _script import script
 
-import precast
 from precast.testing.tolerances import tolerance_of_attention
 
 E4M3 = torch.float8_e4m3fn
@@ -74,7 +73,6 @@ def ragged(batch: Batch, shape: str) -> Case:
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     """Batches with queries of ``dtype``, and keys and values of ``dtype`` or e4m3."""
     yield from _decodes(dtype)
-    yield from _nvfp4_decodes(dtype)
     yield from _prefills(dtype)
     yield _cascade(dtype)
     yield from _attention_composed.cases(dtype)
@@ -111,60 +109,6 @@ def _decodes(dtype: torch.dtype) -> Iterator[Case]:
         if dim == 128:
             lengths = zipf()
             yield decode(Batch([1] * len(lengths), lengths, *rest), f"b{len(lengths)} Zipf")
-
-
-def _nvfp4_decodes(dtype: torch.dtype) -> Iterator[Case]:
-    """Decodes over caches in NVFP4: 9 bytes for 16 numbers."""
-    for count, tokens in DECODES:
-        batch = Batch([1] * count, [tokens] * count, *HEADS[0], 128, dtype, dtype)
-        cache = 2 * count * tokens * batch.kv_heads * batch.dim
-
-        def make(batch: Batch = batch) -> Arguments:
-            q, k, v, *table = batch.decode()
-            g = torch.full((1,), 0.002, device="cuda")
-            packed = [precast.nvfp4_kv_quantize(x.to(torch.bfloat16), g) for x in (k, v)]
-            (k, k_sf), (v, v_sf) = packed
-            return q, k, v, k_sf, v_sf, g, *table
-
-        def bind(wrapper: Function, batch: Batch = batch) -> Function:
-            planned: list[Any] = []
-
-            def call(q: Any, k: Any, v: Any, k_sf: Any, v_sf: Any, g: Any, *table: Any) -> Any:
-                if not planned:
-                    planned.append(wrapper(workspace(q), "NHD", use_tensor_cores=True))
-                    sizes = batch.qo_heads, batch.kv_heads, batch.dim, PAGE
-                    dtypes = {"q_data_type": q.dtype, "kv_data_type": torch.uint8}
-                    planned[0].plan(*table, *sizes, **dtypes)
-                scales = {"k_scale": 0.002, "v_scale": 0.002, "kv_cache_sf": (k_sf, v_sf)}
-                return planned[0].run(q, (k, v), **scales)
-
-            return call
-
-        def eager(
-            q: Any,
-            k: Any,
-            v: Any,
-            k_sf: Any,
-            v_sf: Any,
-            g: Any,
-            *table: Any,
-            batch: Batch = batch,
-        ) -> Any:
-            pairs = ((k, k_sf), (v, v_sf))
-            k, v = (precast.nvfp4_kv_dequantize(*pair, g, q.dtype) for pair in pairs)
-            return batch.eager_decode(q, k, v, *table)
-
-        yield Case(
-            DECODE,
-            f"{batch.qo_heads}/{batch.kv_heads} NVFP4 KV b{count} {tokens}",
-            cache * 9 // 16 + 2 * count * batch.qo_heads * batch.dim * dtype.itemsize,
-            make,
-            bind,
-            eager,
-            batch.flops,
-            close=tolerance_of_attention(dtype),
-            reads=True,
-        )
 
 
 def _prefills(dtype: torch.dtype) -> Iterator[Case]:

@@ -33,7 +33,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         def post(tokens: int = tokens, hidden: int = hidden) -> tuple[Any, ...]:
             streams, mixes, _, _ = _fresh(tokens, hidden, dtype)
             x = torch.randn(tokens, hidden, dtype=dtype, device="cuda")
-            return x, streams, mixes[:, :4].contiguous(), mixes[:, 8:].reshape(tokens, 4, 4)
+            post, comb = mixes[:, :4].contiguous(), mixes[:, 8:].contiguous()
+            return x, streams, post, comb.view(tokens, 4, 4)
 
         def pre(tokens: int = tokens, hidden: int = hidden) -> tuple[Any, ...]:
             streams, mixes, scale, base = _fresh(tokens, hidden, dtype)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from _harness import Case, Parts
-from _paged import BATCHES, DIM, HEADS, Arguments, keys_and_values
+from _paged import BATCHES, DIM, HEADS, Arguments, keys_and_values, put
 from _script import script
 
 import precast
-from precast.page import nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_reference
+from precast.quantization import nvfp4_kv_quantize_reference
 
 SCALE = 0.002
 BYTES = 1 / 2 + 1 / 16  # that an element has in the cache
@@ -37,9 +37,10 @@ def _by_slots(fn: Function) -> Function:
 
 
 def _eager(k: Any, v: Any, cache: Any, *rest: Any) -> None:
-    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_reference(
-        k, v, rest[SLOTS], cache, rest[-2], SCALE, SCALE
-    )
+    for i, rows in enumerate((k, v)):
+        codes, scales = nvfp4_kv_quantize_reference(rows, rest[-1])
+        put(cache[:, i], rest[SLOTS], codes)
+        put(rest[-2][:, i], rest[SLOTS], scales)
 
 
 def _parts(k: Any, v: Any, cache: Any, *rest: Any) -> None:

@@ -59,11 +59,13 @@ def copied(call: dict[str, Any], template: TraceTemplate, device: str) -> dict[s
 
 
 def shifted(call: dict[str, Any], template: TraceTemplate, device: str) -> dict[str, Any]:
-    """The same, each tensor one element past an aligned address."""
+    """The same with the same strides, each tensor one element past an aligned address."""
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
-        memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=device)
-        return memory[1:].view(tensor.shape).copy_(tensor)
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = 1 + sum((n - 1) * step for n, step in steps) if tensor.numel() else 0
+        memory = torch.empty(extent + 1, dtype=tensor.dtype, device=device)
+        return memory[1:].as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
     return _moved(call, template, place)
 

@@ -16,11 +16,13 @@ import torch
 from code_params import E5M2_PARAM
 from gpu_cases import CASES
 
-from precast.testing import assert_close
+from precast.testing import Tolerance, assert_close
 from precast.testing.tolerances import tolerance, tolerance_of_attention
 from precast.trace import TraceTemplate, fi_trace, make_inputs, registered
 
 PAIRS = registered()
+#: Sums of 7168 products of numbers near 1, in another order than the reference's.
+LONG_SUMS = {"mm_M1_16_K7168_N256": Tolerance(1e-5, 2e-4)}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,8 @@ def test_a_kernel_gives_what_its_definition_says(
     for name, mine, expected in zip(template.outputs, got, wanted, strict=True):
         of_attention = template.op_type.startswith("gqa_")
         row = (tolerance_of_attention if of_attention else tolerance)(mine.dtype)
-        assert_close(mine, expected, name=f"{template.name_prefix}: {name}", **row._asdict())
+        limits = LONG_SUMS.get(template.name_prefix, row)
+        assert_close(mine, expected, name=f"{template.name_prefix}: {name}", **limits._asdict())
 
 
 def run(folder: Path, *argv: str) -> None:

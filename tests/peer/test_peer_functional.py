@@ -127,10 +127,14 @@ def compare(name: str, batch: Batch, scale: float = 1.0, **options: Any) -> None
             results[package] = function(**given)
     mine, theirs = results["precast"], results["flashinfer"].view_as(results["precast"])
     assert mine.dtype == theirs.dtype
-    # Twice, for both round; theirs rounds probabilities to the dtype of the cache.
+    # Twice, for both round.
     rtol, atol = (2 * x for x in tolerance_of_attention(batch.q.dtype))
     if batch.cache.dtype.itemsize == 1:
-        rtol, atol = max(rtol, 0.06), max(atol, 0.06)
+        # Theirs rounds probabilities to the dtype of the cache: a few outputs of 100,000 are 0.12
+        # apart. The root of the mean square shows that they are few.
+        off = (mine.float() - theirs.float()).square().mean().sqrt().item()
+        assert off <= 0.02 * scale
+        rtol, atol = max(rtol, 0.06), max(atol, 0.15)
     assert_close(mine, theirs, rtol=rtol, atol=atol * scale)
 
 

@@ -110,7 +110,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
     def _not_on_gpu(self) -> ValueError:
         return ValueError(
-            f"{self.export}: {self.first_tensor} must be a CUDA tensor, got one that is not on a "
+            f"{self.function}: {self.first_tensor} must be a CUDA tensor, got one that is not on a "
             f"GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
         )
 

@@ -21,8 +21,8 @@ from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 
 __all__ = ["benchmarks", "on_cpu"]
 FAMILIES = sorted({kernel.op for kernel in kernels().values()})
-#: A function with kernels of two families is measured with the one that has its name.
-FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in kernels().values()}
+#: A function with kernels of two families is measured with the one that has its name, or the first.
+FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in reversed(kernels().values())}
 #: Their kernels are those of a wrapper of prefill.
 WRAPPERS = {
     **dict.fromkeys(

@@ -36,8 +36,9 @@ def _mixes(
 ) -> Mixes:
     rms_eps, pre_eps, sinkhorn_eps, factor, repeat = numbers
     streams = residual.shape[:-1]
-    kinds = torch.tensor([0] * STREAMS + [1] * STREAMS + [2] * STREAMS**2, device=residual.device)
-    x = dots * torch.rsqrt(squares + rms_eps)[..., None] * mhc_scale[kinds] + mhc_base
+    sizes = (STREAMS, STREAMS, STREAMS**2)
+    scale = torch.cat([part.expand(n) for part, n in zip(mhc_scale.split(1), sizes)])
+    x = dots * torch.rsqrt(squares + rms_eps)[..., None] * scale + mhc_base
     pre, post = torch.sigmoid(x[..., : 2 * STREAMS]).split(STREAMS, dim=-1)
     comb = x[..., 2 * STREAMS :].reshape(*streams, STREAMS)
     layer_input = ((pre + pre_eps)[..., None] * residual.float()).sum(dim=-2)
