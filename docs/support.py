@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from sitegen import ROOT, markup
@@ -13,6 +14,7 @@ from precast._plan.config import Arch, OpConfig
 from precast._plan.planner import Plan
 
 PAGE = "docs/support.md"
+SIZES = "docs/wheel_sizes.json"
 #: Where a configuration comes from: a wheel of modules holds one profile, and JIT has the rest.
 PROFILES = ("core", "full")
 JIT = "JIT"
@@ -32,6 +34,27 @@ def targets(plan: Plan) -> str:
         rows.append((f"`{arch.name}`", gpus, f"{arch.cuda[0]}.{arch.cuda[1]}", *cells))
     header = ("target", "compute capabilities", "toolkit from", *(f"CUDA {m}" for m in majors))
     return markup.table(header, rows)
+
+
+def sizes(plan: Plan) -> str:
+    """A row for each wheel that ci/wheel_sizes.py has measured, in the order of the targets."""
+    kept = json.loads((ROOT / SIZES).read_text(encoding="utf-8"))
+    order = list(plan.build.archs)
+    rows = [
+        (
+            f"`{row['target']}`",
+            str(row["cuda"]),
+            row["machine"],
+            f"`{row['profile']}`",
+            str(row["modules"]),
+            f"{row['wheel'] / 1e6:.1f}",
+            f"{row['installed'] / 1e6:.1f}",
+        )
+        for row in sorted(kept, key=lambda row: order.index(row["target"]))
+    ]
+    return markup.table(
+        ("target", "CUDA", "machine", "profile", "modules", "wheel, MB", "installed, MB"), rows
+    )
 
 
 def matrix(plan: Plan) -> str:
@@ -107,6 +130,7 @@ def made(page: str, plan: Plan) -> str:
     """The page's text with the tables as they should be."""
     for name, table in (
         ("targets", targets(plan)),
+        ("sizes", sizes(plan)),
         ("matrix", matrix(plan)),
         ("configurations", configurations(plan)),
     ):

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import itertools
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ci_support import script
+from cli_support import core_specs
+from small_wheels import make_provider
 
 from precast._plan.planner import Plan
 
@@ -82,3 +86,25 @@ def test_what_one_target_or_one_cuda_lacks_is_marked(support, tree):
     only_13 = [name for name, arch in plan.build.archs.items() if arch.cuda[0] == 13]
     assert only_13 == [name for name, row in rows.items() if row.split(" | ")[-2] == "-"]
     assert only_13
+
+
+def test_the_sizes_are_those_of_wheels(support, tmp_path, monkeypatch):
+    wheel_sizes = script("wheel_sizes")
+    kept = tmp_path / "sizes.json"
+    wheels = [make_provider(tmp_path / "dist", tmp_path, arch) for arch in ("sm90a", "sm80")]
+    for _ in range(2):  # A second measurement replaces the first.
+        assert wheel_sizes.main([*map(str, wheels), "-o", str(kept)]) == 0
+    rows = wheel_sizes.read(kept)
+    assert [row.target for row in rows] == ["sm80", "sm90a"]
+    for row, wheel in zip(rows, reversed(wheels), strict=True):
+        assert row.modules == len(core_specs(row.target))
+        assert row.wheel == wheel.stat().st_size
+        with zipfile.ZipFile(wheel) as archive:
+            files = [i.file_size for i in archive.infolist() if i.filename.endswith(".so")]
+        assert row.installed == sum(files) > 0
+    monkeypatch.setattr(support, "SIZES", kept)
+    table = support.sizes(PLAN)
+    assert [line.split("`")[1] for line in table.splitlines()[2:] if "`" in line] == [
+        "sm80",
+        "sm90a",
+    ]
