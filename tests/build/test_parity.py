@@ -101,9 +101,9 @@ def test_variables_of_the_environment_of_a_build_change_nothing(
     built: Built, full: Path, tmp_path: Path
 ) -> None:
     hostile = hostile_environment(tmp_path)
-    run(["cmake", "--build", full, "--target", "sm80-scale__dtype_f32"], hostile)
+    run(["cmake", "--build", full, "--target", "sm90a-scale__dtype_f32"], hostile)
     assert not (tmp_path / "dependencies").exists()
-    name = "sm80/scale__dtype_f32.so"
+    name = "sm90a/scale__dtype_f32.so"
     assert (full / name).read_bytes() == (built.tree / name).read_bytes()
 
 

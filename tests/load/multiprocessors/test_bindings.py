@@ -42,6 +42,7 @@ RANDOM_PAIRS = 60 if os.environ.get("TEST_ALL") else 15
 TAKES_A_PLAN = {
     "plan": {"int_workspace", "block"},
     "run_paged": {"block"},
+    "run_paged_nvfp4": {"block"},
     "run_ragged": {"block"},
 }
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
