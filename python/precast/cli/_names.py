@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -22,6 +22,8 @@ _ARGUMENTS = {
     "out_dtype": ("dtype_out", "dtype_q"),
     "head_dim": ("head_dim_qk", "head_dim_vo"),
 }
+#: How the name of an op over caches in NVFP4 ends.
+_PACKED = "_nvfp4"
 #: Axes that follow another one by default, as in the ``plan()`` of the attention wrappers.
 _DEFAULTS = {"dtype_kv": "dtype_q", "head_dim_vo": "head_dim_qk"}
 
@@ -91,6 +93,22 @@ def axes_of(op: str, given: Mapping[str, str]) -> dict[str, str]:
         if axis in axes and other in found:
             found.setdefault(axis, found[other])
     return found
+
+
+def of_cache(ops: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Choose the ops of the given cache: NVFP4, which is ``kv_data_type=uint8``, or any other.
+
+    Returns these ops, and ``given`` without what has thereby been decided.
+    """
+    packed = {op for op in ops if op.endswith(_PACKED)}
+    if not packed or ops[0] in packed:
+        return list(ops), dict(given)
+    if _dtype_word(given.get("kv_data_type", "")) != "u8":
+        return [op for op in ops if op not in packed], dict(given)
+    plain = {op.removesuffix(_PACKED) for op in packed}
+    rest = [op for op in ops if op not in plain]
+    chosen = sorted(rest, key=lambda op: op not in packed)
+    return chosen, {key: value for key, value in given.items() if key != "kv_data_type"}
 
 
 def axes_beside(op: str, main: Mapping[str, str]) -> dict[str, str] | None:

@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    op, *beside = _names.ops_of(args.op)
-    axes = {op: _names.axes_of(op, _given(op, args.axes))}
+    ops = _names.ops_of(args.op)
+    (op, *beside), given = _names.of_cache(ops, _given(ops[0], args.axes))
+    axes = {op: _names.axes_of(op, given)}
     for other in beside:
         follow = _names.axes_beside(other, axes[op])
         if follow is not None:

@@ -263,7 +263,10 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
 
 
 ATTENTION = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_128__head_dim_vo_128"]
-ATTENTION += ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
+ATTENTION += ["attention_plan"]
+NVFP4 = ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
+OF_80 = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_80__head_dim_vo_80", "attention_plan"]
+WRAPPER = "BatchDecodeWithPagedKVCacheWrapper"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,9 @@ ATTENTION += ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128",
         (["precast.norm.rmsnorm", "dtype=float16"], ["norm__dtype_f16"]),
         (["flashinfer.sampling.sampling_from_probs", "dtype=f32"], ["sampling__dtype_f32"]),
         (["per_token_cast_to_fp8", "dtype=bf16", "out_dtype=float8_e4m3fn"], None),
-        (["BatchDecodeWithPagedKVCacheWrapper", "dtype=bf16", "head_dim=128"], ATTENTION),
+        ([WRAPPER, "dtype=bf16", "head_dim=128"], ATTENTION),
+        ([WRAPPER, "dtype=bf16", "head_dim=80"], OF_80),  # which no cache in NVFP4 has
+        ([WRAPPER, "q_data_type=bf16", "kv_data_type=torch.uint8", "head_dim=128"], NVFP4),
         (["single_prefill_with_kv_cache", "q_data_type=bf16", "head_dim=128"], ATTENTION),
         (
             [
