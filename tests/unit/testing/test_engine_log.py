@@ -58,7 +58,7 @@ def test_logs_of_all_engines_stand_in_one_file(benchmarks: Any, tmp_path: Path) 
     for name in ("one", "two"):
         (tmp_path / f"{name}.log").write_text(f"I am {name} in {tmp_path}/{name}.log\n/a/b/c\n")
     file = tmp_path / "vllm.log"
-    benchmarks("bench_vllm").write_logs(file, tmp_path, ["two", "one"], {})
+    benchmarks("_engines").write_logs(file, tmp_path, ["two", "one"], {})
     assert file.read_text() == (
         "== two\nI am two in $LOGS/two.log\n$DIR/c\n\n== one\nI am one in $LOGS/one.log\n$DIR/c\n"
     )

@@ -80,14 +80,16 @@ def test_ranks_are_places_among_the_likeliest_tokens(benchmarks: Any) -> None:
 def test_run_that_did_not_use_precast_fails(
     benchmarks: Any, change: dict[str, Any], wrong: list[Any], said: str | None
 ) -> None:
-    bench = benchmarks("bench_sglang")
+    bench, engines = benchmarks("bench_sglang"), benchmarks("_engines")
+    (pair,) = bench.pairs(["auto"], None)
     good = {
         "attention": ["flashinfer"],
+        "compilers": {"nvcc": 1},  # SGLang compiles kernels of its own
         "calls": dict.fromkeys(bench.CALLED, 1),
         "cached_tokens": 16,
         "ranks": {"top_k": [[1, 20]], "both": [[25]]},
     }
-    found = [*bench.problems({**good, **change}, {"wrong": wrong})]
+    found = [*engines.problems(bench.ENGINE, pair, {**good, **change}, {"wrong": wrong})]
     assert bool(found) == (said is not None)
     assert all(said in line for line in found if said)
 

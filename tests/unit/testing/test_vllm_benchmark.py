@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def answer(greedy: list[list[int]], logprobs: list[list[dict[str, float]]]) -> d
 
 
 def test_tokens_are_compared_up_to_the_first_difference(benchmarks: Any) -> None:
-    compare = benchmarks("bench_vllm").compare
+    compare = benchmarks("_engines").compare
     sure = {"1": -0.1, "2": -5.0}
     near = {"3": -0.7, "4": -0.9}
     other = answer([[1, 3, 1], [1, 1, 1], [3, 1, 1]], [[sure, near, sure], [sure] * 3, [near] * 3])
@@ -53,7 +54,7 @@ def test_tokens_are_compared_up_to_the_first_difference(benchmarks: Any) -> None
 
 
 def test_token_that_the_other_engine_does_not_list_is_wrong(benchmarks: Any) -> None:
-    compare = benchmarks("bench_vllm").compare
+    compare = benchmarks("_engines").compare
     found = compare(answer([[7]], []), answer([[1]], [[{"1": -0.1, "2": -0.2}]]), tie=100.0)
     assert len(found["wrong"]) == 1
 
@@ -73,21 +74,16 @@ def test_token_that_the_other_engine_does_not_list_is_wrong(benchmarks: Any) -> 
 def test_run_that_did_not_use_precast_fails(
     benchmarks: Any, change: dict[str, Any], said: str | None
 ) -> None:
-    called = (
-        "BatchPrefillWithPagedKVCacheWrapper.run",
-        "trtllm_batch_decode_with_kv_cache",
-        "top_k_sampling_from_probs",
-        "top_p_sampling_from_probs",
-        "top_k_top_p_sampling_from_logits",
-    )
+    bench, engines = benchmarks("bench_vllm"), benchmarks("_engines")
+    (pair,) = bench.pairs(["auto"], ["xqa"], None)
     good = {
         "attention": ["FLASHINFER"],
-        "calls": dict.fromkeys(called, 1),
+        "calls": dict.fromkeys((*bench.CALLED, "trtllm_batch_decode_with_kv_cache"), 1),
         "compilers": {},
         "cached_tokens": 16,
         "ranks": {"top_k": [[1, 20]], "both": [[3]]},
     }
-    found = [*benchmarks("bench_vllm").problems({**good, **change}, {"wrong": []}, "xqa")]
+    found = [*engines.problems(bench.ENGINE, pair, {**good, **change}, {"wrong": []})]
     assert bool(found) == (said is not None)
     assert all(said in line for line in found if said)
 
@@ -112,13 +108,71 @@ def test_calls_of_flashinfer_and_programs_are_counted() -> None:
     )
 
 
-def test_error_of_an_engine_names_no_folder(
-    benchmarks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    bench = benchmarks("bench_vllm")
+def test_error_of_an_engine_names_no_folder(benchmarks: Any, tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
     script.write_text("import sys; sys.exit('no file /srv/models/x.bin')")
-    monkeypatch.setattr(bench, "ENGINE", script)
     asked = {"backend": "A", "kv_cache_dtype": "auto", "decode": "own", "caches": str(tmp_path)}
-    assert bench.run_engine(asked, tmp_path) == {"error": "A-auto-own: no file $DIR/x.bin"}
+    found = benchmarks("_engines").run_engine(asked, tmp_path, script)
+    assert found == {"error": "A-auto-own: no file $DIR/x.bin"}
     assert (tmp_path / "A-auto-own.log").read_text() == "no file /srv/models/x.bin\n"
+
+
+#: An engine that answers at once, and fails with a cache in FP8.
+STUB = """
+import json, sys
+asked = json.load(open(sys.argv[1]))
+print("an engine with", asked["backend"])
+if asked["kv_cache_dtype"] == "fp8":
+    sys.exit("no such cache")
+step = {"1": -0.1, "2": -3.0}
+json.dump({
+    "vllm": "0.0", "backend": asked["backend"], "attention": [asked["backend"]],
+    "greedy": [[1, 1]], "again": [[1, 1]], "logprobs": [[step, step]],
+    "seconds": {"start": 2.0}, "tokens_per_second": [10.0, 20.0],
+    "cached_tokens": 16, "prompt_tokens": 99, "compilers": {},
+    "calls": dict.fromkeys(asked["called"], 1),
+    "ranks": {"top_k": [[1]], "both": [[1]]},
+}, open(sys.argv[2], "w"))
+"""
+
+
+def test_pairs_of_engines_are_measured_and_a_failure_stops_nothing(
+    benchmarks: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench, engines = benchmarks("bench_vllm"), benchmarks("_engines")
+    script = tmp_path / "engine.py"
+    script.write_text(STUB)
+    monkeypatch.setattr(engines.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(engines, "environment", lambda *args: {"gpu": "Test GPU", "commit": "abc"})
+    monkeypatch.setattr(engines, "write_checkpoint", lambda folder: folder)
+    ran = []
+
+    def run(options: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        ran.append(engines.name_of(options))
+        called = [*bench.CALLED, bench.DECODES.get(options["decode"], "")]
+        return run_engine({**options, "called": called}, *rest)
+
+    run_engine = engines.run_engine
+    monkeypatch.setattr(engines, "run_engine", run)
+    json_file = tmp_path / "vllm.json"
+    monkeypatch.setattr(bench, "ENGINE", bench.ENGINE._replace(script=script))
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["--json", str(json_file), "--decode", "xqa", "--decode", "wrapper"])
+    assert stopped.value.code == 1
+    # The other engine of a cache runs once, whatever it is compared with.
+    assert ran == [
+        *("FLASH_ATTN-auto-own", "FLASHINFER-auto-xqa", "FLASHINFER-auto-wrapper"),
+        *("TRITON_ATTN-fp8-own", "FLASHINFER-fp8-xqa", "FLASHINFER-fp8-wrapper"),
+    ]
+    document = json.loads(json_file.read_text())
+    rows = [(r["name"], r["equal"], r["tokens_per_second"]) for r in document["results"]]
+    assert rows == [(f"KV cache auto, decode by {d}", 2, 20.0) for d in ("xqa", "wrapper")]
+    assert {f["shape"] for f in document["failures"]} == {
+        f"KV cache fp8, decode by {d}" for d in ("xqa", "wrapper")
+    }
+    log = json_file.with_suffix(".log").read_text()
+    assert all(f"an engine with {name}" in log for name in ("FLASH_ATTN", "FLASHINFER"))
+    assert "2 of 2" in capsys.readouterr().out
