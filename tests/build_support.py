@@ -32,8 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PROFILE = "ci"
 #: At night tests run on all of what other runs see a sample of.
 EVERYTHING = bool(os.environ.get("TEST_ALL"))
-#: The bindings are the same objects for every target. Kernels for other ones are compiled as a sample
-#: in tests/build/test_space.py, and by NVRTC in test_headers.py, each op for one target in turn.
+#: The bindings are the same objects for every target. Kernels for other ones are compiled as a
+#: sample in tests/build/test_space.py, and by NVRTC in test_headers.py, each op for one target in
+#: turn.
 ARCHS = "8.0 9.0a" if EVERYTHING else "9.0a"
 PACKAGE = "precast_jit_cache"
 
