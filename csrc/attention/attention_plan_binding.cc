@@ -8,6 +8,7 @@
 #include "core/ffi_export.h"
 #include "precast/attention/plan_host.cuh"
 #include "precast/attention/self_plan.cuh"
+#include "precast/attention/sm90/tile.cuh"
 
 namespace precast {
 
@@ -81,9 +82,17 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   PRECAST_CHECK(s.q_len_per_req * (batch + 1) <= kMostInt32, ValueError)
       << op << ": q_len_per_req must be 0 to " << kMostInt32 / (batch + 1) << ", got "
       << s.q_len_per_req;
+  const int dim_vo = static_cast<int>(s.head_dim_vo);
+  const int64_t group = s.num_qo_heads / s.num_kv_heads;
   const int per_sm =
-      attention_plan_ctas_per_sm(static_cast<int>(s.block_m), static_cast<int>(s.head_dim_qk),
-                                 static_cast<int>(s.head_dim_vo), static_cast<int>(s.kv_bytes));
+      s.sm90 != 0 ? group > 0 && s.block_m == sm90_block_m(dim_vo, static_cast<int>(group))
+                  : attention_plan_ctas_per_sm(static_cast<int>(s.block_m),
+                                               static_cast<int>(s.head_dim_qk), dim_vo,
+                                               static_cast<int>(s.kv_bytes));
+  PRECAST_CHECK(s.sm90 == 0 || (s.page_size % kAtomRows == 0 && s.kv_bytes == 2), ValueError)
+      << op << ": kernels for sm_90a need pages of a multiple of " << kAtomRows
+      << " tokens and keys of 16 bits, got page_size " << s.page_size << " and " << 8 * s.kv_bytes
+      << " bits";
   PRECAST_CHECK(per_sm > 0, ValueError)
       << op << ": there is no kernel of tiles of " << s.block_m << " rows for head_dim_qk "
       << s.head_dim_qk << " and head_dim_vo " << s.head_dim_vo;
@@ -200,7 +209,8 @@ int64_t check_workspace(const Arg& arg, const Arg& with) {
 // Bytes of a partial result.
 int64_t partial_bytes(const PlanShape& s) {
   const int dim = static_cast<int>(s.head_dim_vo);
-  return 4 * attention_partial_floats(static_cast<int>(s.block_m), dim / attention_v_splits(dim));
+  const int rows = s.sm90 != 0 ? 64 * sm90_consumers(dim) : static_cast<int>(s.block_m);
+  return 4 * attention_partial_floats(rows, dim / attention_v_splits(dim));
 }
 
 // Checks a plan's tensors and options and fills its block. Nothing is launched, and no memory but
@@ -228,7 +238,7 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   b.plan.max_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
   b.plan.max_partials = b.float_bytes / partial_bytes(s);
   const bool plans_itself = s.plans_itself != 0;
-  PRECAST_CHECK(!plans_itself || can_plan_itself(b.plan), ValueError)
+  PRECAST_CHECK(!plans_itself || (can_plan_itself(b.plan) && s.sm90 == 0), ValueError)
       << op << ": plans_itself needs tiles of " << kDecodeBlockM
       << " rows, one a request, of q_len_per_req, at most " << kMostSelfPlannedRequests
       << " requests, splits of any size, and a float_workspace of at least "

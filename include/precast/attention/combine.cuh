@@ -114,24 +114,24 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
   const auto take_chunk = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
   uint32_t chunk = kNoChunk;
   bool is_static = false;
-  if (threadIdx.x == 0) {
+  if (Tile::thread() == 0) {
     const uint32_t counts = wait_for_splits(counters, num_splits, may_wait, shared.begin_clock);
     is_static = (counts / kGone & kMaxCounted) == 0;
     if (counts != 0) chunk = is_static ? block.work.split_idx : take_chunk();
   }
   while (true) {
-    if (threadIdx.x == 0) {
+    if (Tile::thread() == 0) {
       shared.broadcast = chunk;
       // Takes the next chunk early, so that the atomic overlaps with the work on this one.
       if (chunk != kNoChunk) chunk = is_static ? chunk + num_splits : take_chunk();
     }
-    __syncthreads();
-    const uint32_t i = shared.broadcast * Tile::kThreads + threadIdx.x;
-    __syncthreads();
-    if (i - threadIdx.x >= items) break;
+    Tile::barrier();
+    const uint32_t i = shared.broadcast * Tile::kThreads + Tile::thread();
+    Tile::barrier();
+    if (i - Tile::thread() >= items) break;
     if (i < items) combine_columns<Tile, Q>(p, block, i);
   }
-  if (threadIdx.x == 0 && atomic_add_acq_rel(counters, kLeft) / kLeft == num_splits - 1) {
+  if (Tile::thread() == 0 && atomic_add_acq_rel(counters, kLeft) / kLeft == num_splits - 1) {
     counters[0] = 0;
     counters[1] = 0;
   }
@@ -145,20 +145,20 @@ __device__ __noinline__ void combine_splits(const AttentionParams& p, const Bloc
                                             int32_t* counters, bool is_last_work,
                                             CombineSharedStorage& shared) {
   const uint32_t num_splits = block.work.num_splits;
-  __syncthreads();
+  Tile::barrier();
   if constexpr (!Tile::kWarpsSplitKv) {
     if (block.work.num_counters() > 1 && num_splits <= kMaxCounted) {
       combine_together<Tile, Q>(p, block, counters, is_last_work, shared);
       return;
     }
   }
-  if (threadIdx.x == 0) {
+  if (Tile::thread() == 0) {
     shared.broadcast = atomic_add_acq_rel(counters, kArrived);
     if (shared.broadcast == num_splits - 1) *counters = 0;
   }
-  __syncthreads();
+  Tile::barrier();
   if (shared.broadcast != num_splits - 1) return;
-  for (int i = threadIdx.x; i < block.num_rows * (Tile::kDimV / 4); i += Tile::kThreads) {
+  for (int i = Tile::thread(); i < block.num_rows * (Tile::kDimV / 4); i += Tile::kThreads) {
     combine_columns<Tile, Q>(p, block, i);
   }
 }

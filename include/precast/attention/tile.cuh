@@ -165,6 +165,12 @@ struct AttentionTile {
                 "a warp's acc_o fits a stage");
   static constexpr int kSharedBytes = kFixedBytes + kPipelines * kPipelineBytes;
   static_assert(kStaticBytes + kSharedBytes <= kSmemPerCta, "a CTA has this much shared memory");
+
+#if defined(__CUDACC__)
+  // The threads that hold results: all of the CTA.
+  static __device__ __forceinline__ int thread() { return threadIdx.x; }
+  static __device__ __forceinline__ void barrier() { __syncthreads(); }
+#endif
 };
 
 constexpr bool exists_for_target(const AttentionTileTraits& tile) {

@@ -48,6 +48,19 @@ struct MaskBounds {
   }
 };
 
+// Computes which rows of a tile of `block_m` rows exist, and which tokens none of them masks.
+__device__ __forceinline__ void complete_block(const AttentionParams& p, BlockInfo& block,
+                                               int32_t block_m) {
+  block.first_row = block.work.m_block * block_m;
+  // Why min: the lengths of a plan made on the device may name more queries than q has.
+  const int32_t queries = max(0, min(block.work.q_len, p.q_rows - block.work.q_begin));
+  const int32_t rows = queries * static_cast<int32_t>(p.group_size.value) - block.first_row;
+  block.num_rows = max(0, min(rows, block_m));
+  const PackGqaRow first(p, block, 0), last(p, block, block.num_rows - 1);
+  block.unmasked_begin = MaskBounds(p, block.work, last.q_idx).begin;
+  block.unmasked_end = MaskBounds(p, block.work, first.q_idx).end;
+}
+
 // A work tile in the queue, with the addresses of page or token 0 of its KV head. The 16-row tile
 // keeps these in registers instead.
 template <bool kWarpsSplitKv>
@@ -111,19 +124,12 @@ struct WorkTileQueue {
     QueuedBlock<Tile::kWarpsSplitKv>& block = blocks[slot];
     block.kv_head = block.work.head / Tile::kVSplits;
     block.v_column = block.work.head % Tile::kVSplits * Tile::kDimV;
-    block.first_row = block.work.m_block * Tile::kBlockM;
     if constexpr (!Tile::kWarpsSplitKv) {
       block.k_base = static_cast<const uint4*>(p.k.data) + block.kv_head * p.k.head_stride;
       block.v_base = static_cast<const uint4*>(p.v.data) + block.kv_head * p.v.head_stride +
                      block.v_column * Tile::kKvBytes / 16;
     }
-    // Why min: the lengths of a plan made on the device may name more queries than q has.
-    const int32_t queries = max(0, min(block.work.q_len, p.q_rows - block.work.q_begin));
-    const int32_t rows = queries * static_cast<int32_t>(p.group_size.value) - block.first_row;
-    block.num_rows = max(0, min(rows, Tile::kBlockM));
-    const PackGqaRow first(p, block, 0), last(p, block, block.num_rows - 1);
-    block.unmasked_begin = MaskBounds(p, block.work, last.q_idx).begin;
-    block.unmasked_end = MaskBounds(p, block.work, first.q_idx).end;
+    complete_block(p, block, Tile::kBlockM);
   }
 
   // One thread calls this first. The plan of another call is read, but no work is taken from it.

@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from precast._plan import wgmma
 from precast._plan.config import OpConfig
 from precast._plan.places import checkout_root, write_if_different
 from precast._plan.planner import Plan
@@ -26,7 +27,10 @@ MARK = "// Generated from {sources} by `make generate`; do not edit."
 
 def headers(plan: Plan) -> dict[str, str]:
     """The text of every generated header, by its path below the root of the project."""
-    found = {"include/precast/core/target_traits.cuh": _target_traits(plan)}
+    found = {
+        "include/precast/core/target_traits.cuh": _target_traits(plan),
+        "include/precast/core/sm90/wgmma.cuh": _header(wgmma.SOURCE, wgmma.body()),
+    }
     for op in plan.config.ops.values():
         if op.tiles is not None:
             found[f"include/precast/{op.name}/tile_traits.cuh"] = _tile_traits(op, op.tiles)

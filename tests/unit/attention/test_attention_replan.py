@@ -26,7 +26,7 @@ from attention_support import (
 )
 
 import precast
-from precast._ops.attention import kernels
+from precast._ops.attention import heuristics, kernels
 from precast.errors import PlanMismatchError
 
 pytestmark = pytest.mark.usefixtures("reference_mode")
@@ -282,11 +282,13 @@ def test_a_fast_plan_gives_outputs_of_its_queries_dtype():
 
 def test_a_split_that_is_off_has_no_tile_of_its_own(monkeypatch):
     """-1 is what engines pass for none."""
-    wrapper, seen = ragged(), []
-    monkeypatch.setattr(wrapper, "_choose_tile", lambda *args: seen.append(args[-1]) or 16)
+    wrapper, tiles = ragged(), []
+    monkeypatch.setattr(heuristics, "choose", lambda *args: 16)
+    monkeypatch.setattr(heuristics, "largest", lambda *args: 64)
     for size in (None, -1, 0, 8):
         wrapper.plan(ROWS, TOKENS, 4, 2, 64, fixed_split_size=size, **F32)
-    assert seen == [False, False, False, True]
+        tiles.append(wrapper._plan.shape.block_m)
+    assert tiles == [16, 16, 16, 64]
 
 
 def test_a_deprecated_call_is_where_the_warning_is():

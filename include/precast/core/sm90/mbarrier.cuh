@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // mbarriers: barriers in shared memory on which asynchronous stores and copies complete. They need
 // compute capability 9.0; below it the functions do nothing.
+//
+// A phase of an mbarrier completes when all its arrivals and all announced bytes have come. With
+// -DPRECAST_DEBUG_BARRIERS a wait that takes longer than a second says who waited for what, and
+// stops the kernel.
 #pragma once
 
 #include "precast/core/shared_address.cuh"
+
+#if defined(__CUDACC__) && defined(PRECAST_DEBUG_BARRIERS)
+#include <cstdio>
+#endif
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-// Initialises an mbarrier. One thread calls it; other threads may use the mbarrier after
-// fence_mbarrier_init() and a barrier.
-__device__ __forceinline__ void mbarrier_init(uint64_t* barrier) {
+// Initialises an mbarrier for phases of `arrivals` arrivals. One thread calls it; other threads may
+// use the mbarrier after fence_mbarrier_init() and a barrier.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals = 1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
 #endif
 }
 
@@ -23,7 +33,14 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 #endif
 }
 
-// Sets how many bytes complete the current phase of the mbarrier. One thread calls it.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+
+// Arrives, and sets how many bytes complete the current phase of the mbarrier. One thread calls it.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
@@ -33,9 +50,35 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
 #endif
 }
 
-// Waits for the phase of the mbarrier with this parity: 0, 1, 0, ...
-__device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
+// Whether the phase of the mbarrier with this parity is complete; waits for it a limited time.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t is_complete = 1;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(is_complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#endif
+  return is_complete != 0;
+}
+
+// Waits for the phase of the mbarrier with this parity: 0, 1, 0, ... Parity 1 is complete from the
+// start. `name` says in a debug build what was waited for.
+__device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity,
+                                                     const char* name = "") {
+#if defined(PRECAST_DEBUG_BARRIERS)
+  for (const long long begin = clock64(); !mbarrier_try_wait_parity(barrier, parity);) {
+    if (clock64() - begin < 2000000000ll) continue;
+    printf("CTA %d, thread %d: waits for %s, mbarrier at %u, parity %u\n", blockIdx.x, threadIdx.x,
+           name, shared_address(barrier), parity);
+    __trap();
+  }
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
       ".reg .pred done;\n"

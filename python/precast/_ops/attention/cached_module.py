@@ -11,7 +11,7 @@ from collections import namedtuple
 from typing import Any
 
 from precast._base.errors import PlanMismatchError
-from precast._ops.attention import kernels
+from precast._ops.attention import kernels, sm90
 from precast._ops.attention.lengths import total_and_longest
 from precast._ops.attention.plan import NO_TABLES
 
@@ -91,19 +91,19 @@ class CachedModule:
             if q_len is None and not given.qo_indptr.is_cuda:
                 q_len = total_and_longest(given.qo_indptr)[1]
         split = given.fixed_split_size or -1
-        invariant = given.disable_split_kv or split > 0
         causal, window_left = given.causal and not before.mask.is_used, given.window_left
         shape = before.shape._replace(
             batch_size=given.batch_size,
             rows=given.batch_size if is_decode else -1,
             q_len_per_req=int(is_decode),
             page_size=given.page_size if before.shape.page_size else 0,  # Engines say 1 there.
-            block_m=wrapper._choose_tile(heads, head_dims, q_len, tokens, invariant),
             causal=causal,
             window_left=window_left,
             fixed_split_size=split,
             disable_split_kv=given.disable_split_kv,
         )
+        is_plain = not before.mask.is_used and sm90.is_plain(before.scores)
+        shape = wrapper._with_tile(before.model, shape, is_plain, q_len, tokens)
         # Engines set the options of scores behind this call; until then they fit the plan.
         scores = before.scores._replace(causal=not is_decode and (causal or before.scores.causal))
         if window_left >= 0:

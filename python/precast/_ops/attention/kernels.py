@@ -36,6 +36,8 @@ _RUN = (
 _OPS = {
     "run_paged": "attention",
     "run_ragged": "attention",
+    "run_paged_sm90": "attention_sm90",
+    "run_ragged_sm90": "attention_sm90",
     "run_paged_nvfp4": "attention_nvfp4",
 }
 
@@ -55,7 +57,7 @@ def _export(
         declaration,
         kinds={"block": Kind("Tensor{w} {name}", decode=decode)},
         function=function,
-        error_name=name,
+        error_name=name.removesuffix("_sm90"),
         traced=False,  # What plan() was given is not among the arguments.
         reads_host=True,  # The params block.
         **more,
@@ -75,6 +77,22 @@ run_ragged = _export(
     f"v:U[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
     "BatchPrefillWithRaggedKVCacheWrapper",
     key="q.shape[-1], v.shape[-1], q.get_device()",
+    write=references.run,
+    check=references.check_run,
+)
+run_paged_sm90 = _export(
+    "run_paged_sm90",
+    f"{_Q.replace('|f32', '')} k_cache:T v_cache?:T {_RUN}",
+    key="q.shape[-1], out.shape[-1], q.get_device()",
+    write=references.run,
+    check=references.check_run,
+)
+run_ragged_sm90 = _export(
+    "run_ragged_sm90",
+    f"{_Q.replace('|f32', '')} k:T[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
+    f"v:T[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    key="q.shape[-1], out.shape[-1], q.get_device()",
     write=references.run,
     check=references.check_run,
 )

@@ -37,6 +37,7 @@ class PlanShape(NamedTuple):
     fixed_split_size: int = -1
     disable_split_kv: bool = False
     plans_itself: bool = False  # every CTA finds its own work, so plan() is not called
+    sm90: bool = False  # for the kernels of attention_sm90
 
 
 class ScoreOptions(NamedTuple):
@@ -56,7 +57,7 @@ class ScoreOptions(NamedTuple):
 _NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
 
 #: Both structs, one behind the other.
-_NUMBERS = struct.Struct("=15q5q4d")
+_NUMBERS = struct.Struct("=16q5q4d")
 BLOCK_BYTES = 1024
 
 
@@ -102,6 +103,11 @@ class Model(NamedTuple):
     is_like_q: bool = False
     #: Whether keys and values are in NVFP4, with scales of blocks.
     is_packed: bool = False
+
+    @property
+    def sm90_key(self) -> tuple[Any, ...]:
+        """Return the key of the kernels for sm_90a, whose keys have the dtype of queries."""
+        return self.key[:1] + self.key[2:]
 
     @property
     def kv_bytes(self) -> int:

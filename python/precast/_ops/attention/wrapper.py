@@ -11,7 +11,7 @@ from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._op.scalars import RAW_KINDS, Arguments
-from precast._ops.attention import backends, kernels, validation
+from precast._ops.attention import backends, kernels, sm90, validation
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention.buffers import table_source
 from precast._ops.attention.cached_module import CachedModule
@@ -167,8 +167,20 @@ class AttentionWrapper(PlanAttributes):
         """Return the plan with its block, which is gone where an engine has set an attribute."""
         self._check_planned(f"{self._name}.run")
         if self._plan.block is None:
-            self._plan = kernels.pack(self._plan)
+            if sm90.fits(self._plan):
+                self._plan = kernels.pack(self._plan)
+            else:
+                self._divide_again(self._plan.shape)
         return self._plan
+
+    def _divide_again(self, shape: PlanShape) -> None:
+        """Launch the plan with another shape; the tables are where the plan has them."""
+        plan = self._plan._replace(shape=shape)
+        if not sm90.fits(plan):
+            plan = plan._replace(shape=self._with_tile(plan.model, shape, False, None))
+        packed = kernels.pack(plan)
+        kernels.launch(packed, NO_TABLES)
+        self._plan = packed
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Return lengths where the kernels read them, as int32."""
@@ -254,21 +266,32 @@ class AttentionWrapper(PlanAttributes):
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
 
-    def _choose_tile(
+    def _with_tile(
         self,
-        heads: tuple[int, int],
-        head_dims: tuple[int, int],
+        model: Model,
+        shape: PlanShape,
+        is_plain: bool,
         q_len: int | None,
         tokens: int | None = None,
-        batch_invariant: bool = False,
-    ) -> int:
-        """Choose the packed rows of a tile; a CUDA graph keeps those of its first plan."""
-        first = self._plan.shape.block_m
-        if self._use_cuda_graph and first:
-            return first
-        if batch_invariant:
-            return tiles.largest(head_dims, self.device)
-        return tiles.choose(q_len, tokens, *heads, head_dims, self.device)
+    ) -> PlanShape:
+        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones.
+
+        ``is_plain`` says that nothing but causal mask and window changes scores.
+        """
+        heads, head_dims = shape[4:6], shape[6:8]
+        first = self._plan.shape
+        invariant = shape.disable_split_kv or shape.fixed_split_size > 0
+        if self._use_cuda_graph and first.block_m and is_plain >= first.sm90:
+            return shape._replace(block_m=first.block_m, sm90=first.sm90)
+        if is_plain and self._requested_backend != "fa2":
+            longest = None if invariant else q_len
+            if sm90.runs(model, shape, longest, self.device):
+                return shape._replace(block_m=sm90.block_m(heads, head_dims[1]), sm90=True)
+        if invariant:
+            block_m = tiles.largest(head_dims, self.device)
+        else:
+            block_m = tiles.choose(q_len, tokens, *heads, head_dims, self.device)
+        return shape._replace(block_m=block_m, sm90=False)
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""
@@ -318,7 +341,7 @@ class AttentionWrapper(PlanAttributes):
         if window_left >= 0 and not 0 <= scores.window_left <= window_left:
             window_left = scores.window_left
         wider = shape._replace(causal=causal, window_left=window_left)
-        if wider == shape:
+        if wider == shape and sm90.fits(plan):
             return
         if shape.fixed_split_size > 0:
             raise PlanMismatchError(
@@ -326,9 +349,7 @@ class AttentionWrapper(PlanAttributes):
                 f"plan() had {shape.causal} and {shape.window_left}, and with fixed_split_size the "
                 f"host checks the workspaces for what queries see. Fix: plan again with these"
             )
-        packed = kernels.pack(plan._replace(shape=wider))
-        kernels.launch(packed, NO_TABLES)  # The tables are where the plan has them.
-        self._plan = packed
+        self._divide_again(wider)
 
     def end_forward(self) -> None:
         """Do nothing; older engines call it."""

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from precast._base.torch import torch
-from precast._ops.attention import buffers, validation
+from precast._ops.attention import buffers, sm90, validation
 from precast._ops.attention.lengths import longest_kv, tokens_of_pages
 from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
@@ -104,7 +104,7 @@ class DecodePlan(AttentionWrapper):
         positions, index = given.pos_encoding_mode, self._device_index
         model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
         batch_size = given.last_page_len.shape[0]
-        return model, PlanShape(
+        shape = PlanShape(
             batch_size,
             batch_size * q_len,
             q_len,
@@ -112,12 +112,14 @@ class DecodePlan(AttentionWrapper):
             *heads,
             *head_dims,
             model.kv_bytes,
-            self._choose_tile(heads, head_dims, q_len),
+            0,
             q_len > 1,
             given.window_left,
             split or -1,
             given.disable_split_kv,
         )
+        is_plain = self._use_tensor_cores and sm90.is_plain(given)
+        return model, self._with_tile(model, shape, is_plain, q_len)
 
     def _check_frozen(self, batch_size: int, indices: torch.Tensor, q_len_per_req: int) -> None:
         """Check the sizes that CUDA graphs keep; there is no ``q_len_per_req`` before a plan."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._ops.attention import validation
+from precast._ops.attention import sm90, validation
 from precast._ops.attention.buffers import copy_to_start
 from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_and_longest
 from precast._ops.attention.plan import (
@@ -58,7 +58,6 @@ class PrefillPlan(AttentionWrapper):
         if not indptr.is_cuda:
             rows, max_q_len = total_and_longest(indptr, max_q_len)
         split = given.fixed_split_size or -1
-        invariant = given.disable_split_kv or split > 0
         is_masked = given.custom_mask is not None or given.packed_custom_mask is not None
         shape = PlanShape(
             batch_size,
@@ -68,12 +67,14 @@ class PrefillPlan(AttentionWrapper):
             *heads,
             *head_dims,
             model.kv_bytes,
-            self._choose_tile(heads, head_dims, max_q_len, rows, invariant),
+            0,
             given.prefix_len_ptr is not None or (given.causal and not is_masked),
             given.window_left,
             split,
             given.disable_split_kv,
         )
+        is_plain = given.prefix_len_ptr is None and not is_masked and sm90.is_plain(given)
+        shape = self._with_tile(model, shape, is_plain, max_q_len, rows)
         return model, shape, max_q_len
 
     def _check_mask_buffers(self) -> None:

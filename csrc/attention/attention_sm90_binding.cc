@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// tvm-ffi entry points of attention for sm_90a, by a plan.
+#include "attention/attention_kv.h"
+#include "core/ffi_export.h"
+
+namespace precast {
+
+PRECAST_EXPORT(run_paged_sm90, run_paged)
+PRECAST_EXPORT(run_ragged_sm90, run_ragged)
+
+}  // namespace precast

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention for sm_90a: the formula and the layouts of attention/attention.cuh, computed by wgmma
+// on tiles that TMA copies.
+//
+// Threads  A CTA has an SM for itself. Its producer warpgroup finds work tiles and copies Q, K and
+//          V; its two or three consumer warpgroups compute 64 packed rows each. They meet at
+//          mbarriers alone.
+// Traffic  K and V are read once for every tile of packed queries.
+// Limits   Pages of a multiple of eight tokens, strides that TMA can express, and no change of
+//          scores but causal mask and window.
+// Source   Shah et al., FlashAttention-3, arXiv:2407.08608: warp specialisation and the overlap of
+//          softmax and MMAs. PackGQA, split-KV and schedule: attention/attention.cuh.
+#pragma once
+
+#include "precast/attention/sm90/mainloop.cuh"
+#include "precast/attention/sm90/producer.cuh"
+#include "precast/core/launch.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+template <typename Tile>
+__global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
+    const __grid_constant__ Sm90AttentionParams params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
+  const Sm90Buffers<Tile> buffers = {shared_address(sm90_attention_smem)};
+  using Storage = Sm90SharedStorage<Tile>;
+  static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
+  Storage& shared =
+      *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
+  launch_dependent_grids();
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&params.q);
+    prefetch_tensor_map(&params.k);
+    prefetch_tensor_map(&params.v);
+    shared.q.init(1, Tile::kConsumerWarps);
+    shared.k.init(1, Tile::kConsumerWarps);
+    shared.v.init(1, Tile::kConsumerWarps);
+    shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
+    shared.combine.begin_clock = clock();
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  wait_on_dependent_grids();
+  // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp < 4) {
+    decrease_registers<Tile::kProducerRegisters>();
+    Sm90Producer<Tile>(params, shared, buffers).run(warp);
+  } else {
+    increase_registers<Tile::kConsumerRegisters>();
+    Sm90Consumer<Tile>(params, shared, buffers, warp / 4 - 1).run();
+  }
+#endif
+}
+
+#if !defined(__CUDACC_RTC__)
+
+template <typename T, int kDimQ, int kDimO>
+cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  using Tile = Sm90Tile<T, kDimQ, kDimO>;
+  if (p.schedule.shape.ctas == 0) return cudaSuccess;
+  if (!is_plain(p)) return cudaErrorInvalidValue;
+  Sm90AttentionParams params;
+  cudaError_t error = encode_params<Tile>(params, p);
+  if (error != cudaSuccess) return error;
+  const auto kernel = Sm90AttentionKernel<Tile>;
+  error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  return launch(kernel, dim3(p.schedule.shape.ctas), dim3(Tile::kCtaThreads), enable_pdl, stream,
+                params, Tile::kSharedBytes);
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The epilogue of a work tile for sm_90a: attention/epilogue.cuh says what is computed.
+#pragma once
+
+#include "precast/attention/epilogue.cuh"
+#include "precast/attention/sm90/pipeline.cuh"
+#include "precast/attention/sm90/softmax.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// The row of the tile that a consumer lane holds.
+template <typename Tile>
+__device__ __forceinline__ int sm90_row(int half) {
+  return Tile::thread() / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
+
+// Transposes 4x4 words among the four lanes that share a row: lane q gives words[j] and gets the
+// word q of lane j.
+__device__ __forceinline__ void transpose_in_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const bool is_upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int low = distance == 1 ? 2 * i : i, high = low + distance;
+      const uint32_t received =
+          __shfl_xor_sync(0xffffffffu, is_upper ? words[low] : words[high], distance);
+      if (is_upper) {
+        words[low] = received;
+      } else {
+        words[high] = received;
+      }
+    }
+  }
+}
+
+// Writes the output of a tile that is not split. A lane exchanges words with the others of its row,
+// so that it stores 16 bytes at once.
+template <typename Tile>
+__device__ __forceinline__ void sm90_write_output(const AttentionParams& p, const BlockInfo& block,
+                                                  const RowStatistics& rows,
+                                                  const float (&acc_o)[Tile::kDimV / 2]) {
+  using T = typename Tile::Element;
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = sm90_row<Tile>(half);
+    const bool exists = row < block.num_rows;
+    const PackGqaRow packed(p, block, exists ? row : 0);
+    const RowResult result(p, packed.q_head, rows.row_max[half], rows.row_sum[half]);
+    if (q == 0 && exists) write_lse(p, block, packed, result.lse);
+    T* const out = output_row<T>(p, block, packed) + 8 * q;
+#pragma unroll
+    for (int group = 0; group < Tile::kDimV / 32; ++group) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const pair = acc_o + (4 * group + j) * 4 + 2 * half;
+        words[j] = pack_pair(T(), pair[0] * result.factor, pair[1] * result.factor);
+      }
+      transpose_in_quad(words);
+      store_if(exists, reinterpret_cast<uint4*>(out + 32 * group),
+               make_uint4(words[0], words[1], words[2], words[3]));
+    }
+  }
+}
+
+// Writes the partial result of a split.
+template <typename Tile>
+__device__ __forceinline__ void sm90_write_partial(const AttentionParams& p, const BlockInfo& block,
+                                                   const RowStatistics& rows,
+                                                   const float (&acc_o)[Tile::kDimV / 2]) {
+  const PartialResult target = partial_result<Tile>(p, block.work);
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = sm90_row<Tile>(half);
+    if (row >= block.num_rows) continue;
+#pragma unroll
+    for (int j = 0; j < Tile::kDimV / 8; ++j) {
+      *reinterpret_cast<float2*>(target.acc_o + PartialResult::offset<Tile>(row, 8 * j + 2 * q)) =
+          make_float2(acc_o[4 * j + 2 * half], acc_o[4 * j + 2 * half + 1]);
+    }
+    if (q == 0) target.row_stats[row] = make_float2(rows.row_max[half], rows.row_sum[half]);
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mainloop of the consumer warpgroups of attention for sm_90a. For each KV block of a work
+// tile, the last one first:
+//
+//   acc_s = Q K^T                    wgmma, both operands in shared memory
+//   acc_s = -inf where masked        only where a row of the tile masks a token of the block
+//   P = 2^(acc_s - row_max)          attention/sm90/softmax.cuh
+//   acc_o += P V                     wgmma, P in registers
+//
+// The tensor cores compute Q K^T of one block and P V of the block before it while the warps
+// compute the softmax: P V starts before the softmax of the next block and ends after it.
+//
+// Source   Shah et al., FlashAttention-3, arXiv:2407.08608, for this order within a warpgroup.
+#pragma once
+
+#include "precast/attention/sm90/epilogue.cuh"
+#include "precast/core/sm90/wgmma.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// The work of one consumer warpgroup. All its threads call each function.
+template <typename Tile>
+class Sm90Consumer {
+  using T = typename Tile::Element;
+  using Storage = Sm90SharedStorage<Tile>;
+  using QkMma = Wgmma<T, Tile::kBlockN>;
+  using PvMma = Wgmma<T, Tile::kDimV>;
+  using AccS = float[Tile::kBlockN / 2];
+  using AccO = float[Tile::kDimV / 2];
+  using OperandP = uint32_t[Tile::kBlockN / 16][4];
+
+ public:
+  __device__ __forceinline__ Sm90Consumer(const Sm90AttentionParams& params, Storage& shared,
+                                          Sm90Buffers<Tile> buffers, int warpgroup)
+      : p_(params.p), shared_(shared), buffers_(buffers) {
+    scale_ = p_.scale * kLog2E;
+    if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
+    // One copy of ragged tokens is panel by panel, copies of pages are atom by atom.
+    const bool ragged = is_ragged(p_);
+    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
+    k_panel_step_ = (ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
+    k_descriptor_ = wgmma_descriptor(
+        buffers.k(0), ragged ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
+    const uint32_t v_step = ragged ? kAtomBytes : Tile::kDimV / kPanel * kAtomBytes;
+    v_descriptor_ = wgmma_descriptor(buffers.v(0), v_step,
+                                     ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes);
+    v_step_ = 2 * v_step >> 4;  // 16 tokens
+    q_descriptor_ =
+        wgmma_descriptor(buffers.q(0) + warpgroup * kPanel * kPanelBytes, kAtomBytes);
+  }
+
+  __device__ __forceinline__ void run() {
+    for (PipelineState<kWorkSlots> state;;) {
+      shared_.work.wait_full(state, "work of a consumer");
+      const WorkSlot& slot = shared_.slots[state.stage];
+      if (!slot.is_valid) return;
+      const int stage = state.stage;
+      state.advance();
+      process(slot.block);
+      if (slot.block.work.num_splits > 1) {
+        shared_.work.wait_full(state, "the next work of a consumer");
+        combine_splits<Tile, T>(p_, slot.block, shared_.counters + slot.block.work.counter,
+                                !shared_.slots[state.stage].is_valid, shared_.combine);
+      }
+      release(&shared_.work.empty[stage]);
+    }
+  }
+
+ private:
+  // Says for this warp that it has read a buffer.
+  __device__ __forceinline__ void release(uint64_t* empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
+  }
+
+  __device__ __forceinline__ void process(const BlockInfo& block) {
+    AccO acc_o;
+#pragma unroll
+    for (float& x : acc_o) x = 0.0f;
+    RowStatistics rows;
+    const int32_t kv_begin = block.work.kv_begin;
+    int32_t token = kv_begin + num_kv_blocks<Tile>(block.work) * Tile::kBlockN;
+    if (token > kv_begin) {
+      const int32_t unmasked_begin = block.unmasked_begin, unmasked_end = block.unmasked_end;
+      const auto is_unmasked = [&] {
+        return token >= unmasked_begin && token + Tile::kBlockN <= unmasked_end;
+      };
+      AccS acc_s;
+      OperandP p;
+      token -= Tile::kBlockN;
+      shared_.q.wait_full(q_, "Q");
+      shared_.k.wait_full(k_, "the first K");
+      wgmma_fence();
+      multiply_qk(acc_s);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      keep_behind_wait(acc_s);
+      release(&shared_.k.empty[k_.stage]);
+      k_.advance();
+      if (!is_unmasked()) mask(block, token, acc_s);
+      rows.update_max(acc_s, scale_);  // acc_o is still 0
+      rows.exp_scores(acc_s, scale_);
+      pack_operands<T>(acc_s, p);
+      if (token + Tile::kBlockN > block.work.kv_end) clear_values(block.work.kv_end - token);
+      while (token > kv_begin) {
+        token -= Tile::kBlockN;
+        shared_.k.wait_full(k_, "K");
+        wgmma_fence();
+        multiply_qk(acc_s);
+        wgmma_commit_group();
+        shared_.v.wait_full(v_, "V");
+        wgmma_fence();
+        multiply_pv(acc_o, p);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        keep_behind_wait(acc_s);
+        release(&shared_.k.empty[k_.stage]);
+        k_.advance();
+        if (!is_unmasked()) mask(block, token, acc_s);
+        const bool rescales = rows.update_max(acc_s, scale_);
+        rows.exp_scores(acc_s, scale_);
+        wgmma_wait_group<0>();
+        keep_behind_wait(acc_o);
+        release(&shared_.v.empty[v_.stage]);
+        v_.advance();
+        if (rescales) rows.rescale(acc_o);
+        pack_operands<T>(acc_s, p);
+      }
+      release(&shared_.q.empty[q_.stage]);
+      q_.advance();
+      shared_.v.wait_full(v_, "the last V");
+      wgmma_fence();
+      multiply_pv(acc_o, p);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      keep_behind_wait(acc_o);
+      release(&shared_.v.empty[v_.stage]);
+      v_.advance();
+    }
+    rows.finalize();
+    if (block.work.num_splits == 1) {
+      sm90_write_output<Tile>(p_, block, rows, acc_o);
+    } else {
+      sm90_write_partial<Tile>(p_, block, rows, acc_o);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_qk(AccS& acc_s) const {
+    const uint64_t q = q_descriptor_ + (q_.stage * Tile::kQueryBytes >> 4),
+                   k = k_descriptor_ + (k_.stage * Tile::kKeyBytes >> 4);
+#pragma unroll
+    for (int step = 0; step < Tile::kDimK / 16; ++step) {
+      constexpr int kSteps = kPanel / 16;  // of a panel, 32 bytes each
+      const int panel = step / kSteps, in_panel = step % kSteps * 2;
+      QkMma::template ss<false>(
+          acc_s, q + (panel * Tile::kBlockM * kPanelBytes >> 4) + in_panel,
+          k + panel * k_panel_step_ + in_panel, step > 0);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_pv(AccO& acc_o, const OperandP& p) const {
+    const uint64_t v = v_descriptor_ + (v_.stage * Tile::kValueBytes >> 4);
+#pragma unroll
+    for (int step = 0; step < Tile::kBlockN / 16; ++step) {
+      PvMma::template rs<true>(acc_o, p[step], v + step * v_step_, true);
+    }
+  }
+
+  // Sets the scores to -inf that causal mask, window and the end of the tokens hide. `first`: the
+  // token of the first column.
+  __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first, AccS& acc_s) const {
+    first += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const PackGqaRow row(p_, block, sm90_row<Tile>(half));
+      const MaskBounds bounds(p_, block.work, row.q_idx);
+      const int32_t begin = bounds.begin - first, end = bounds.end - first;
+#pragma unroll
+      for (int i = 2 * half; i < Tile::kBlockN / 2; i += 4) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int token = i / 4 * 8 + odd;
+          if (token < begin || token >= end) acc_s[i + odd] = negative_infinity();
+        }
+      }
+    }
+  }
+
+  // Sets the values behind the first `count` tokens of the next block to 0. Why: their P is 0, but
+  // memory that is not the request's may hold NaN.
+  __device__ __forceinline__ void clear_values(int32_t count) {
+    shared_.v.wait_full(v_, "V of the end");
+    constexpr int kChunks = kPanelBytes / 16, kPanels = Tile::kDimV / kPanel;
+    const uint32_t values = buffers_.v(v_.stage);
+    // In units of 16 bytes: from eight rows to the next eight, and from panel to panel.
+    const uint32_t atom_step = v_step_ / 2;
+    const uint32_t panel_step = is_ragged(p_) ? Tile::kBlockN * kChunks : kAtomRows * kChunks;
+    const int chunks = (Tile::kBlockN - count) * kPanels * kChunks;
+    for (int i = Tile::thread(); i < chunks; i += Tile::kThreads) {
+      const int row = count + i / (kPanels * kChunks), panel = i / kChunks % kPanels;
+      const uint32_t address = values + 16 * (row / kAtomRows * atom_step + panel * panel_step +
+                                              row % kAtomRows * kChunks + i % kChunks);
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+    }
+    fence_shared_for_async();
+    Tile::barrier();
+  }
+
+  const AttentionParams& p_;
+  Storage& shared_;
+  const Sm90Buffers<Tile> buffers_;
+  float scale_;  // from scores to logits in base 2
+  uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
+  uint32_t k_panel_step_, v_step_;                       // units of 16 bytes
+  PipelineState<Tile::kQueryStages> q_;
+  PipelineState<Tile::kStages> k_, v_;
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the warps of a CTA share: the buffers of Q, K and V in shared memory with their mbarriers,
+// and a ring of work tiles.
+//
+// A buffer is full when TMA has written it, and empty when each consumer warp has read it. A slot
+// of the ring is full when the scheduler warp has filled it, and empty when every role has left it.
+#pragma once
+
+#include "precast/attention/combine.cuh"
+#include "precast/attention/sm90/params.cuh"
+#include "precast/attention/sm90/tile.cuh"
+#include "precast/core/sm90/mbarrier.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// A stage of a circular buffer, and the parity of its phase. Producers start a phase behind.
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <int kStages>
+struct PipelineBarriers {
+  using State = PipelineState<kStages>;
+  uint64_t full[kStages], empty[kStages];
+
+  __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(&full[i], producers);
+      mbarrier_init(&empty[i], consumers);
+    }
+  }
+  __device__ __forceinline__ void wait_full(const State& s, const char* name) {
+    mbarrier_wait_parity(&full[s.stage], s.parity, name);
+  }
+  __device__ __forceinline__ void wait_empty(const State& s, const char* name) {
+    mbarrier_wait_parity(&empty[s.stage], s.parity ^ 1, name);
+  }
+};
+
+// A work tile in the ring. The last one is not valid.
+struct WorkSlot {
+  BlockInfo block;
+  bool is_valid;
+};
+
+constexpr int kWorkSlots = 4;
+
+template <typename Tile>
+struct Sm90SharedStorage {
+  PipelineBarriers<Tile::kQueryStages> q;
+  PipelineBarriers<Tile::kStages> k, v;
+  PipelineBarriers<kWorkSlots> work;
+  WorkSlot slots[kWorkSlots];
+  int32_t* counters;  // split counters of the plan
+  // A TileScheduler. Why not in registers: a producer has few of them.
+  alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
+  CombineSharedStorage combine;
+};
+
+// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes.
+template <typename Tile>
+struct Sm90Buffers {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q(int stage) const {
+    return base + stage * Tile::kQueryBytes;
+  }
+  __device__ __forceinline__ uint32_t k(int stage) const {
+    return base + Tile::kQueryStages * Tile::kQueryBytes + stage * Tile::kKeyBytes;
+  }
+  __device__ __forceinline__ uint32_t v(int stage) const {
+    return base + Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
+           stage * Tile::kValueBytes;
+  }
+  static constexpr int kStorageOffset =
+      Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
+};
+
+// KV blocks of a work tile.
+template <typename Tile>
+__device__ __forceinline__ int32_t num_kv_blocks(const WorkTile& work) {
+  return (work.kv_end - work.kv_begin + Tile::kBlockN - 1) / Tile::kBlockN;
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of attention for sm_90a: who computes what, and what lies in shared memory.
+//
+// A CTA has one warpgroup that copies (the producer) and two or three that compute (the consumers),
+// each of them 64 packed rows of queries. Q, K and V are swizzled panels of 64 elements (128
+// bytes) a row, as TMA writes them and wgmma reads them.
+#pragma once
+
+#include "precast/attention/tile.cuh"
+#include "precast/core/sm90/warpgroup.cuh"
+
+namespace precast {
+
+constexpr int kPanel = 64;        // elements of 16 bits in a swizzled row
+constexpr int kPanelBytes = 128;  // of a row
+constexpr int kAtomRows = 8;      // rows that are swizzled together; what one copy of a page takes
+
+// How many consumers a tile has; rows = 64 times that.
+constexpr int sm90_consumers(int head_dim_vo) { return head_dim_vo <= 64 ? 3 : 2; }
+
+// The rows of queries that a plan gives a tile: whole groups of heads, because TMA copies tokens.
+constexpr int sm90_block_m(int head_dim_vo, int group_size) {
+  const int rows = 64 * sm90_consumers(head_dim_vo);
+  return rows / group_size * group_size;
+}
+
+#if defined(__CUDACC__)
+
+template <typename T, int kDimQ, int kDimO>
+struct Sm90Tile {
+  using Element = T;
+  static constexpr int kDimK = kDimQ, kDimV = kDimO;
+  static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
+  static constexpr int kConsumers = sm90_consumers(kDimV);
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kBlockN = kDimV > 128 ? 64 : 128;
+  static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+
+  // Registers of a thread: the sum over the warpgroups is at most 512.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+
+  static constexpr int kQueryBytes = kBlockM * kDimK * 2;
+  static constexpr int kKeyBytes = kBlockN * kDimK * 2;
+  static constexpr int kValueBytes = kBlockN * kDimV * 2;
+  static constexpr int kStages = 2;
+  static constexpr int kStorageBytes = 2048;  // Sm90SharedStorage
+  static constexpr int kBytesOfOneQuery =
+      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kStorageBytes;
+  // The Q of the next work tile is copied while this one is computed, where there is room.
+  static constexpr int kQueryStages = kBytesOfOneQuery + kQueryBytes <= kSmemPerCta ? 2 : 1;
+  static constexpr int kSharedBytes = kBytesOfOneQuery + (kQueryStages - 1) * kQueryBytes;
+  static_assert(kSharedBytes <= kSmemPerCta, "a CTA has this much shared memory");
+
+  // What attention/epilogue.cuh and attention/combine.cuh ask of a tile: the threads that hold
+  // results.
+  static constexpr int kThreads = kWarpgroupSize * kConsumers;
+  static constexpr bool kWarpsSplitKv = false;
+  static __device__ __forceinline__ int thread() { return threadIdx.x - kWarpgroupSize; }
+  static __device__ __forceinline__ void barrier() { named_barrier(1, kThreads); }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

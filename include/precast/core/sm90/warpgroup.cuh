@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warpgroups: four warps that start at a multiple of four, and issue wgmma together. What they need
+// around the instructions of core/sm90/wgmma.cuh. All of it exists for sm_90a alone.
+//
+// Operands in shared memory consist of atoms: eight rows of 128 bytes, swizzled over 1024 bytes, as
+// TMA writes them. A descriptor says where the first atom lies and how far the next ones are.
+//
+// Source   PTX ISA, "Asynchronous warpgroup-level matrix instructions".
+#pragma once
+
+#include "precast/core/types.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+constexpr int kWarpgroupSize = 128;
+
+// The descriptor of an operand. `step` is the distance in bytes from eight rows to the next eight;
+// `panel_step` from 64 elements of 16 bits along the rows to the next, for an operand that is
+// longer in that direction than an atom: B with kTransposedB.
+__host__ __device__ constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t step,
+                                                        uint32_t panel_step = 16) {
+  return uint64_t(address & 0x3ffff) >> 4 | uint64_t(panel_step >> 4) << 16 |
+         uint64_t(step >> 4) << 32 | uint64_t(1) << 62;  // 1: swizzled by 128 bytes
+}
+
+// Before the first wgmma, and after registers of operands have been written.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Ends a group of wgmma.
+__device__ __forceinline__ void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until at most kPending groups of this warp are not complete.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving reads of an accumulator before the wait that ends its group.
+template <int kCount>
+__device__ __forceinline__ void keep_behind_wait(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Makes what this thread has written to shared memory visible to wgmma and TMA. A barrier follows.
+__device__ __forceinline__ void fence_shared_for_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A barrier of `threads` threads, whole warps; `id` is 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Takes more registers from the SM's pool, or gives some back: then each thread of the warpgroup
+// has kCount of them.
+template <int kCount>
+__device__ __forceinline__ void increase_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void decrease_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

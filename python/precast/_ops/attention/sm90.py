@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls the kernels of ``attention_sm90`` compute: by TMA and wgmma, on Hopper.
+
+What they lack is for the kernels of every GPU: short requests, keys of 8 bits, scores that are
+changed by more than a causal mask and a window, pages that are no multiple of eight tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from precast._base.torch import torch
+from precast._ops.attention.enums import MaskMode
+from precast._plan.installed import plan_document
+
+if TYPE_CHECKING:
+    from precast._ops.attention.plan import AttentionPlan, Model, PlanShape
+
+_AXES = plan_document()["ops"]["attention_sm90"]["axes"]
+_DTYPES = frozenset({"f16": torch.float16, "bf16": torch.bfloat16}[d] for d in _AXES["dtype_q"])
+_HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
+#: Tokens of a page that are copied at once.
+_ATOM = 8
+#: Requests with fewer packed rows are for smaller tiles.
+_FEWEST_ROWS = 65
+_MOST_GROUP = 64
+
+
+@functools.cache
+def _is_hopper(index: int) -> bool:
+    # Why not get_device_capability: TorchDynamo takes these properties for constants.
+    properties = torch.cuda.get_device_properties(index)
+    return (properties.major, properties.minor) == (9, 0)
+
+
+def rows_of_tile(head_dim_vo: int) -> int:
+    """Return the rows that a tile has room for, ``sm90_consumers()`` warpgroups of 64."""
+    return 64 * (3 if head_dim_vo <= 64 else 2)
+
+
+def block_m(heads: tuple[int, int], head_dim_vo: int) -> int:
+    """Return the packed rows of a tile: whole groups of heads, as ``sm90_block_m()`` says."""
+    group = heads[0] // heads[1]
+    return rows_of_tile(head_dim_vo) // group * group
+
+
+def is_plain(options: Any) -> bool:
+    """Whether nothing but causal mask and window changes scores: of ``plan()``, or of Scores."""
+    cap, scale = options.logits_soft_cap, options.sm_scale
+    return (
+        options.pos_encoding_mode == "NONE"
+        and (cap is None or not cap > 0)
+        and (scale is None or scale > 0)
+    )
+
+
+def runs(model: Model, shape: PlanShape, q_len: int | None, device: torch.device) -> bool:
+    """Whether these kernels run a plan of plain scores; None is an unknown number of queries."""
+    group = shape.num_qo_heads // shape.num_kv_heads
+    return (
+        device.type == "cuda"
+        and _is_hopper(device.index)
+        and not model.is_packed
+        and model.key[0] in _DTYPES
+        and model.key[1] is model.key[0]
+        and (shape.head_dim_qk, shape.head_dim_vo) in _HEAD_DIMS
+        and shape.page_size % _ATOM == 0
+        and group <= _MOST_GROUP
+        and (q_len is None or q_len * group >= _FEWEST_ROWS)
+    )
+
+
+def fits(plan: AttentionPlan) -> bool:
+    """Whether a plan is for the kernels that compute its scores."""
+    masks = MaskMode.CAUSAL, MaskMode.NON_CAUSAL
+    return not plan.shape.sm90 or (plan.mask_mode in masks and is_plain(plan.scores))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of the wgmma instructions that kernels use.
+
+An instruction names every register of its accumulator, so each shape is a text of its own. Source:
+the PTX ISA, "Asynchronous warpgroup-level matrix instructions".
+"""
+
+from __future__ import annotations
+
+#: This file, for the header.
+SOURCE = "python/precast/_plan/wgmma.py"
+#: Columns of D, by where A is: in shared memory ("ss") or in registers ("rs").
+COLUMNS: dict[str, tuple[int, ...]] = {"ss": (64, 128), "rs": (64, 128, 256)}
+#: Element types of A and B, and their names in PTX.
+TYPES: dict[str, str] = {"f16": "f16", "bf16": "bf16"}
+
+_PER_LINE = 8
+
+
+def body() -> str:
+    """Return what is between the first lines of the header and the end of its namespace."""
+    structs = "\n\n".join(
+        _struct(name, ptx, columns)
+        for columns in sorted({n for row in COLUMNS.values() for n in row})
+        for name, ptx in TYPES.items()
+    )
+    return f"""\
+// The wgmma instructions in use: D[64, N] = A[64, 16] B[16, N], added to D if `accumulate`.
+//
+// A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
+// memory: its rows are contiguous along k, or along N with kTransposedB. The four warps of a
+// warpgroup call each function together.
+#pragma once
+
+#include "precast/core/types.cuh"
+
+namespace precast {{
+
+#if defined(__CUDACC__)
+
+template <typename T, int kColumns>
+struct Wgmma;
+
+// clang-format off
+{structs}
+// clang-format on
+
+#endif  // __CUDACC__
+"""
+
+
+def _struct(name: str, ptx: str, columns: int) -> str:
+    forms = [_function(form, ptx, columns) for form in COLUMNS if columns in COLUMNS[form]]
+    return f"template <>\nstruct Wgmma<{name}, {columns}> {{\n" + "\n\n".join(forms) + "\n};"
+
+
+def _function(form: str, ptx: str, columns: int) -> str:
+    count = columns // 2
+    a_count = 1 if form == "ss" else 4
+    a, b = count, count + a_count
+    flag, transposed = b + 1, b + 2
+    argument = "uint64_t a" if form == "ss" else "const uint32_t (&a)[4]"
+    registers = _string([f"%{i}" for i in range(count)])
+    operand_a = f"%{a}" if form == "ss" else "{%" + ", %".join(map(str, range(a, b))) + "}"
+    transposes = f"0, %{transposed}" if form == "ss" else f"%{transposed}"
+    outputs = ",\n".join(f"        {row}" for row in _rows([f'"+f"(d[{i}])' for i in range(count)]))
+    inputs = '"l"(a)' if form == "ss" else ", ".join(f'"r"(a[{i}])' for i in range(4))
+    return f"""\
+  template <bool kTransposedB>
+  static __device__ __forceinline__ void {form}(float (&d)[{count}], {argument}, uint64_t b,
+                                                bool accumulate) {{
+    asm volatile(
+        "{{\\n.reg .pred p;\\nsetp.ne.u32 p, %{flag}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "
+{registers}
+        "{operand_a}, %{b}, p, 1, 1, {transposes};\\n}}"
+        :
+{outputs}
+        : {inputs}, "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposedB ? 1 : 0));
+  }}"""
+
+
+def _rows(items: list[str]) -> list[str]:
+    """Join items with commas, some to a line."""
+    return [", ".join(items[i : i + _PER_LINE]) for i in range(0, len(items), _PER_LINE)]
+
+
+def _string(items: list[str]) -> str:
+    """Return the lines of a string literal that holds the items in braces."""
+    text = ", \n".join(_rows(items))
+    return "\n".join(f'        "{line}"' for line in ("{" + text + "}, ").splitlines())
