@@ -34,7 +34,10 @@ DTYPES = {
     "u8": torch.uint8,
 }
 #: They ask the driver for the number of multiprocessors before their last checks.
-NEEDS_A_GPU = ("plan", "run_paged", "run_paged_nvfp4", "run_ragged")
+NEEDS_A_GPU = (
+    *("plan", "run_paged", "run_paged_nvfp4", "run_paged_sm90"),
+    *("run_ragged", "run_ragged_sm90"),
+)
 #: What calculates on the host takes its tensors.
 ON_HOST = ("workspace_size",)
 NO_DRIVER = "cudaError(InsufficientDriver|NoDevice)"
