@@ -121,6 +121,7 @@ class Sm90Consumer {
         if (!is_unmasked()) mask(block, token, acc_s);
         const bool rescales = rows.update_max(acc_s, scale_);
         rows.exp_scores(acc_s, scale_);
+        rows.finish_exp();
         wgmma_wait_group<0>();
         keep_behind_wait(acc_o);
         release(&shared_.v.empty[v_.stage]);
