@@ -35,7 +35,7 @@ template <typename Tile, typename Q>
 __device__ __forceinline__ void combine_columns(const AttentionParams& p, const BlockInfo& block,
                                                 int i) {
   constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kBatch = 20;  // loads of a thread in flight
+  constexpr int kBatch = Tile::kCombineBatch;
   const int32_t num_splits = block.work.num_splits;
   // Offsets in units of 16 bytes. Split 0 does not fit the step of the other splits.
   constexpr uint32_t kPartial = kPartialFloats<Tile> / 4;

@@ -166,6 +166,8 @@ struct AttentionTile {
   static constexpr int kSharedBytes = kFixedBytes + kPipelines * kPipelineBytes;
   static_assert(kStaticBytes + kSharedBytes <= kSmemPerCta, "a CTA has this much shared memory");
 
+  static constexpr int kCombineBatch = 20;  // partial results that a thread loads at once
+
 #if defined(__CUDACC__)
   // The threads that hold results: all of the CTA.
   static __device__ __forceinline__ int thread() { return threadIdx.x; }

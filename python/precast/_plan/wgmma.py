@@ -9,8 +9,13 @@ from __future__ import annotations
 
 #: This file, for the header.
 SOURCE = "python/precast/_plan/wgmma.py"
-#: Columns of D, by where A is: in shared memory ("ss") or in registers ("rs").
-COLUMNS: dict[str, tuple[int, ...]] = {"ss": (64, 128), "rs": (64, 128, 256)}
+#: Columns of D, by where A is, in shared memory ("ss") or in registers ("rs"), and by whether the
+#: product is added to D ("add") or D is new ("new").
+COLUMNS: dict[tuple[str, str], tuple[int, ...]] = {
+    ("new", "ss"): (64, 128),
+    ("add", "ss"): (64, 128),
+    ("add", "rs"): (64, 128, 256),
+}
 #: Element types of A and B, and their names in PTX.
 TYPES: dict[str, str] = {"f16": "f16", "bf16": "bf16"}
 
@@ -25,11 +30,12 @@ def body() -> str:
         for name, ptx in TYPES.items()
     )
     return f"""\
-// The wgmma instructions in use: D[64, N] = A[64, 16] B[16, N], added to D if `accumulate`.
+// The wgmma instructions in use: D[64, N] = A[64, 16] B[16, N] (new), or added to D (add).
 //
 // A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
 // memory: its rows are contiguous along k, or along N with kTransposedB. The four warps of a
-// warpgroup call each function together.
+// warpgroup call each function together. Why not one function for both: a D that is read need not
+// be there before, and its registers may hold something else until then.
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -50,33 +56,34 @@ struct Wgmma;
 
 
 def _struct(name: str, ptx: str, columns: int) -> str:
-    forms = [_function(form, ptx, columns) for form in COLUMNS if columns in COLUMNS[form]]
+    forms = [_function(*form, ptx, columns) for form in COLUMNS if columns in COLUMNS[form]]
     return f"template <>\nstruct Wgmma<{name}, {columns}> {{\n" + "\n\n".join(forms) + "\n};"
 
 
-def _function(form: str, ptx: str, columns: int) -> str:
+def _function(how: str, form: str, ptx: str, columns: int) -> str:
     count = columns // 2
     a_count = 1 if form == "ss" else 4
     a, b = count, count + a_count
-    flag, transposed = b + 1, b + 2
     argument = "uint64_t a" if form == "ss" else "const uint32_t (&a)[4]"
     registers = _string([f"%{i}" for i in range(count)])
     operand_a = f"%{a}" if form == "ss" else "{%" + ", %".join(map(str, range(a, b))) + "}"
-    transposes = f"0, %{transposed}" if form == "ss" else f"%{transposed}"
-    outputs = ",\n".join(f"        {row}" for row in _rows([f'"+f"(d[{i}])' for i in range(count)]))
+    transposes = f"0, %{b + 1}" if form == "ss" else f"%{b + 1}"
+    constraint = '"=f"' if how == "new" else '"+f"'
+    outputs = ",\n".join(
+        f"        {row}" for row in _rows([f"{constraint}(d[{i}])" for i in range(count)])
+    )
     inputs = '"l"(a)' if form == "ss" else ", ".join(f'"r"(a[{i}])' for i in range(4))
     return f"""\
   template <bool kTransposedB>
-  static __device__ __forceinline__ void {form}(float (&d)[{count}], {argument}, uint64_t b,
-                                                bool accumulate) {{
+  static __device__ __forceinline__ void {how}_{form}(float (&d)[{count}], {argument}, uint64_t b) {{
     asm volatile(
-        "{{\\n.reg .pred p;\\nsetp.ne.u32 p, %{flag}, 0;\\n"
+        "{{\\n.reg .pred p;\\nsetp.ne.u32 p, {int(how == "add")}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "
 {registers}
         "{operand_a}, %{b}, p, 1, 1, {transposes};\\n}}"
         :
 {outputs}
-        : {inputs}, "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposedB ? 1 : 0));
+        : {inputs}, "l"(b), "n"(kTransposedB ? 1 : 0));
   }}"""
 
 

@@ -67,8 +67,9 @@ class RowStatistics {
     }
   }
 
-  // Has the exponentials computed before what follows. Why: ptxas moves arithmetic behind a wait for
-  // wgmma, which it is meant to overlap, unless a branch needs the result. A sum is never negative.
+  // Has the exponentials computed before what follows. Why: ptxas moves arithmetic behind a wait
+  // for wgmma, which it is meant to overlap, unless a branch needs the result. A sum is never
+  // negative.
   __device__ __forceinline__ void finish_exp() const {
     if (row_sum[0] < 0.0f || row_sum[1] < 0.0f) __trap();
   }
