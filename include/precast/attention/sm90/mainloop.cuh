@@ -7,9 +7,8 @@
 //   P = 2^(acc_s - row_max)          attention/sm90/softmax.cuh
 //   acc_o += P V                     wgmma, P in registers
 //
-// The tensor cores compute Q K^T of a block, and then P V of the block before it, while the warps
-// compute the softmax. The loop goes over the blocks of all work tiles of the CTA: the first block
-// of a tile is computed beside the last P V of the tile before.
+// The tensor cores compute Q K^T of one block and P V of the block before it while the warps
+// compute the softmax: P V starts before the softmax of the next block and ends after it.
 //
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608, for this order within a warpgroup.
 #pragma once
@@ -42,128 +41,110 @@ class Sm90Consumer {
     const bool ragged = is_ragged(p_);
     constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
     k_panel_step_ = (ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
-    k_descriptor_ =
-        wgmma_descriptor(buffers.k(0), ragged ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
+    k_descriptor_ = wgmma_descriptor(
+        buffers.k(0), ragged ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
     const uint32_t v_step = ragged ? kAtomBytes : Tile::kDimV / kPanel * kAtomBytes;
-    v_descriptor_ =
-        wgmma_descriptor(buffers.v(0), v_step, ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes);
+    v_descriptor_ = wgmma_descriptor(buffers.v(0), v_step,
+                                     ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes);
     v_step_ = 2 * v_step >> 4;  // 16 tokens
-    q_descriptor_ = wgmma_descriptor(buffers.q(0) + warpgroup * kPanel * kPanelBytes, kAtomBytes);
+    q_descriptor_ =
+        wgmma_descriptor(buffers.q(0) + warpgroup * kPanel * kPanelBytes, kAtomBytes);
   }
 
   __device__ __forceinline__ void run() {
-    AccS acc_s;
-    AccO acc_o;
-    OperandP p;
-    RowStatistics rows;
-    shared_.work.wait_full(work_, "the first work");
-    if (!slot().is_valid) return;
-    begin_tile();
-    shared_.k.wait_full(k_, "the first K");
-    wgmma_fence();
-    multiply_qk(acc_s);
-    wgmma_commit_group();
-    wgmma_wait_group<0>();
-    keep_behind_wait(acc_s);
-    release(shared_.k.empty, k_);
-    mask_if_needed(acc_s);
-    rows.update_max(acc_s, scale_);
-    rows.exp_scores(acc_s, scale_);
-    set_zero(acc_o);
-    pack_operands<T>(acc_s, p);
-    clear_values_past_end();
-    while (true) {
-      // Here P of a block is in `p`, and its V is the next one.
-      const int stage = work_.stage;
-      token_ -= Tile::kBlockN;
-      const bool begins_tile = token_ < kv_begin_;
-      if (begins_tile) {
-        work_.advance();
-        release(shared_.q.empty, q_);
-        shared_.work.wait_full(work_, "work");
-        if (!slot().is_valid) break;
-        begin_tile();
+    for (PipelineState<kWorkSlots> state;;) {
+      shared_.work.wait_full(state, "work of a consumer");
+      const WorkSlot& slot = shared_.slots[state.stage];
+      if (!slot.is_valid) return;
+      const int stage = state.stage;
+      state.advance();
+      process(slot.block);
+      if (slot.block.work.num_splits > 1) {
+        shared_.work.wait_full(state, "the next work of a consumer");
+        combine_splits<Tile, T>(p_, slot.block, shared_.counters + slot.block.work.counter,
+                                !shared_.slots[state.stage].is_valid, shared_.combine);
       }
-      shared_.k.wait_full(k_, "K");
-      wgmma_fence();
-      multiply_qk(acc_s);
-      wgmma_commit_group();
-      shared_.v.wait_full(v_, "V");
-      wgmma_fence();
-      multiply_pv(acc_o, p);
-      wgmma_commit_group();
-      wgmma_wait_group<1>();
-      keep_behind_wait(acc_s);
-      release(shared_.k.empty, k_);
-      mask_if_needed(acc_s);
-      const RowStatistics finished = rows;
-      if (begins_tile) rows = RowStatistics();
-      const bool rescales = rows.update_max(acc_s, scale_);
-      rows.exp_scores(acc_s, scale_);
-      rows.finish_exp();
-      wgmma_wait_group<0>();
-      keep_behind_wait(acc_o);
-      release(shared_.v.empty, v_);
-      pack_operands<T>(acc_s, p);
-      if (begins_tile) {
-        finish_tile(stage, finished, acc_o, false);
-        set_zero(acc_o);
-        clear_values_past_end();
-      } else if (rescales) {
-        rows.rescale(acc_o);
-      }
+      release(&shared_.work.empty[stage]);
     }
-    const int stage = (work_.stage + kWorkSlots - 1) % kWorkSlots;
-    shared_.v.wait_full(v_, "the last V");
-    wgmma_fence();
-    multiply_pv(acc_o, p);
-    wgmma_commit_group();
-    wgmma_wait_group<0>();
-    keep_behind_wait(acc_o);
-    finish_tile(stage, rows, acc_o, true);
   }
 
  private:
-  __device__ __forceinline__ const WorkSlot& slot() const { return shared_.slots[work_.stage]; }
-
-  // Says for this warp that it has read a buffer, and goes on to the next one.
-  template <int kStages>
-  __device__ __forceinline__ void release(uint64_t (&empty)[kStages],
-                                          PipelineState<kStages>& state) {
+  // Says for this warp that it has read a buffer.
+  __device__ __forceinline__ void release(uint64_t* empty) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&empty[state.stage]);
-    state.advance();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
   }
 
-  // Goes on to the last KV block of the work tile in slot().
-  __device__ __forceinline__ void begin_tile() {
-    const BlockInfo& block = slot().block;
-    kv_begin_ = block.work.kv_begin;
-    token_ = kv_begin_ + (num_kv_blocks<Tile>(block.work) - 1) * Tile::kBlockN;
-    unmasked_begin_ = block.unmasked_begin;
-    unmasked_end_ = block.unmasked_end;
-    shared_.q.wait_full(q_, "Q");
-  }
-
-  static __device__ __forceinline__ void set_zero(AccO& acc_o) {
+  __device__ __forceinline__ void process(const BlockInfo& block) {
+    AccO acc_o;
 #pragma unroll
-    for (int i = 0; i < Tile::kDimV / 2; ++i) acc_o[i] = 0.0f;
-  }
-
-  // Writes the results of the work tile in a slot.
-  __device__ __forceinline__ void finish_tile(int stage, RowStatistics rows, const AccO& acc_o,
-                                              bool is_last_work) {
-    const BlockInfo& block = shared_.slots[stage].block;
+    for (float& x : acc_o) x = 0.0f;
+    RowStatistics rows;
+    const int32_t kv_begin = block.work.kv_begin;
+    int32_t token = kv_begin + num_kv_blocks<Tile>(block.work) * Tile::kBlockN;
+    if (token > kv_begin) {
+      const int32_t unmasked_begin = block.unmasked_begin, unmasked_end = block.unmasked_end;
+      const auto is_unmasked = [&] {
+        return token >= unmasked_begin && token + Tile::kBlockN <= unmasked_end;
+      };
+      AccS acc_s;
+      OperandP p;
+      token -= Tile::kBlockN;
+      shared_.q.wait_full(q_, "Q");
+      shared_.k.wait_full(k_, "the first K");
+      wgmma_fence();
+      multiply_qk(acc_s);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      keep_behind_wait(acc_s);
+      release(&shared_.k.empty[k_.stage]);
+      k_.advance();
+      if (!is_unmasked()) mask(block, token, acc_s);
+      rows.update_max(acc_s, scale_);  // acc_o is still 0
+      rows.exp_scores(acc_s, scale_);
+      pack_operands<T>(acc_s, p);
+      if (token + Tile::kBlockN > block.work.kv_end) clear_values(block.work.kv_end - token);
+      while (token > kv_begin) {
+        token -= Tile::kBlockN;
+        shared_.k.wait_full(k_, "K");
+        wgmma_fence();
+        multiply_qk(acc_s);
+        wgmma_commit_group();
+        shared_.v.wait_full(v_, "V");
+        wgmma_fence();
+        multiply_pv(acc_o, p);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
+        keep_behind_wait(acc_s);
+        release(&shared_.k.empty[k_.stage]);
+        k_.advance();
+        if (!is_unmasked()) mask(block, token, acc_s);
+        const bool rescales = rows.update_max(acc_s, scale_);
+        rows.exp_scores(acc_s, scale_);
+        wgmma_wait_group<0>();
+        keep_behind_wait(acc_o);
+        release(&shared_.v.empty[v_.stage]);
+        v_.advance();
+        if (rescales) rows.rescale(acc_o);
+        pack_operands<T>(acc_s, p);
+      }
+      release(&shared_.q.empty[q_.stage]);
+      q_.advance();
+      shared_.v.wait_full(v_, "the last V");
+      wgmma_fence();
+      multiply_pv(acc_o, p);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      keep_behind_wait(acc_o);
+      release(&shared_.v.empty[v_.stage]);
+      v_.advance();
+    }
     rows.finalize();
     if (block.work.num_splits == 1) {
       sm90_write_output<Tile>(p_, block, rows, acc_o);
     } else {
       sm90_write_partial<Tile>(p_, block, rows, acc_o);
-      combine_splits<Tile, T>(p_, block, shared_.counters + block.work.counter, is_last_work,
-                              shared_.combine);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[stage]);
   }
 
   __device__ __forceinline__ void multiply_qk(AccS& acc_s) const {
@@ -188,40 +169,29 @@ class Sm90Consumer {
     }
   }
 
-  __device__ __forceinline__ void mask_if_needed(AccS& acc_s) const {
-    if (token_ < unmasked_begin_ || token_ + Tile::kBlockN > unmasked_end_) mask(acc_s);
-  }
-
-  // Sets the scores to -inf that causal mask, window and the end of the tokens hide. Columns that
-  // no row of the tile masks are left out.
-  __device__ __forceinline__ void mask(AccS& acc_s) const {
-    const BlockInfo& block = slot().block;
-    int32_t begin[2], end[2];
+  // Sets the scores to -inf that causal mask, window and the end of the tokens hide. `first`: the
+  // token of the first column.
+  __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first, AccS& acc_s) const {
+    first += threadIdx.x % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const PackGqaRow row(p_, block, sm90_row<Tile>(half));
       const MaskBounds bounds(p_, block.work, row.q_idx);
-      begin[half] = bounds.begin - token_ - threadIdx.x % 4 * 2;
-      end[half] = bounds.end - token_ - threadIdx.x % 4 * 2;
-    }
-    constexpr int kColumns = 32;  // that are looked at together
+      const int32_t begin = bounds.begin - first, end = bounds.end - first;
 #pragma unroll
-    for (int column = 0; column < Tile::kBlockN; column += kColumns) {
-      const int32_t token = token_ + column;
-      if (token >= unmasked_begin_ && token + kColumns <= unmasked_end_) continue;
+      for (int i = 2 * half; i < Tile::kBlockN / 2; i += 4) {
 #pragma unroll
-      for (int i = column / 2; i < (column + kColumns) / 2; ++i) {
-        const int half = i / 2 % 2, offset = i / 4 * 8 + i % 2;
-        if (offset < begin[half] || offset >= end[half]) acc_s[i] = negative_infinity();
+        for (int odd = 0; odd < 2; ++odd) {
+          const int token = i / 4 * 8 + odd;
+          if (token < begin || token >= end) acc_s[i + odd] = negative_infinity();
+        }
       }
     }
   }
 
-  // Sets the values of the block to 0 that are behind the end of the work tile. Why: their P is 0,
-  // but memory that is not the request's may hold NaN.
-  __device__ __forceinline__ void clear_values_past_end() {
-    const int32_t count = slot().block.work.kv_end - token_;
-    if (count >= Tile::kBlockN) return;
+  // Sets the values behind the first `count` tokens of the next block to 0. Why: their P is 0, but
+  // memory that is not the request's may hold NaN.
+  __device__ __forceinline__ void clear_values(int32_t count) {
     shared_.v.wait_full(v_, "V of the end");
     constexpr int kChunks = kPanelBytes / 16, kPanels = Tile::kDimV / kPanel;
     const uint32_t values = buffers_.v(v_.stage);
@@ -242,12 +212,9 @@ class Sm90Consumer {
   const AttentionParams& p_;
   Storage& shared_;
   const Sm90Buffers<Tile> buffers_;
-  float scale_;                                          // from scores to logits in base 2
+  float scale_;  // from scores to logits in base 2
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
   uint32_t k_panel_step_, v_step_;                       // units of 16 bytes
-  // The KV block that is computed, and its work tile.
-  int32_t token_, kv_begin_, unmasked_begin_, unmasked_end_;
-  PipelineState<kWorkSlots> work_;
   PipelineState<Tile::kQueryStages> q_;
   PipelineState<Tile::kStages> k_, v_;
 };

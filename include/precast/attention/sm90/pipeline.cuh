@@ -83,14 +83,14 @@ struct Sm90Buffers {
     return base + Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
            stage * Tile::kValueBytes;
   }
-  static constexpr int kStorageOffset = Tile::kQueryStages * Tile::kQueryBytes +
-                                        Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
+  static constexpr int kStorageOffset =
+      Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
 };
 
-// KV blocks of a work tile. One without tokens has a block, too, all of which is masked.
+// KV blocks of a work tile.
 template <typename Tile>
 __device__ __forceinline__ int32_t num_kv_blocks(const WorkTile& work) {
-  return max(1, (work.kv_end - work.kv_begin + Tile::kBlockN - 1) / Tile::kBlockN);
+  return (work.kv_end - work.kv_begin + Tile::kBlockN - 1) / Tile::kBlockN;
 }
 
 #endif  // __CUDACC__

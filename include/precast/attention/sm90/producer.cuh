@@ -77,6 +77,7 @@ class Sm90Producer {
     PipelineState<Tile::kQueryStages> state;
     const int32_t group = static_cast<int32_t>(p_.group_size.value);
     for_each_work([&](const BlockInfo& block) {
+      if (block.work.kv_begin >= block.work.kv_end) return;
       shared_.q.wait_empty(state, "an empty buffer of Q");
       if (threadIdx.x % 32 == 0) {
         uint64_t* const full = &shared_.q.full[state.stage];

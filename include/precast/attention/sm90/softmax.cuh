@@ -67,13 +67,6 @@ class RowStatistics {
     }
   }
 
-  // Has the exponentials computed before what follows. Why: ptxas moves arithmetic behind a wait
-  // for wgmma, which it is meant to overlap, unless a branch needs the result. A sum is never
-  // negative.
-  __device__ __forceinline__ void finish_exp() const {
-    if (row_sum[0] < 0.0f || row_sum[1] < 0.0f) __trap();
-  }
-
   // Rescales acc_o after update_max() has returned true.
   template <int kCount>
   __device__ __forceinline__ void rescale(float (&acc_o)[kCount]) const {
