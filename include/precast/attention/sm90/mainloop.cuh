@@ -7,8 +7,8 @@
 //   P = 2^(acc_s - row_max)          attention/sm90/softmax.cuh
 //   acc_o += P V                     wgmma, P in registers
 //
-// The tensor cores compute Q K^T of one block and P V of the block before it while the warps
-// compute the softmax: P V starts before the softmax of the next block and ends after it.
+// The tensor cores compute Q K^T of one block and then P V of the block before it. Meanwhile
+// another warpgroup, or this one for the maxima, computes its softmax.
 //
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608, for this order within a warpgroup.
 #pragma once
@@ -25,30 +25,29 @@ template <typename Tile>
 class Sm90Consumer {
   using T = typename Tile::Element;
   using Storage = Sm90SharedStorage<Tile>;
-  using QkMma = Wgmma<T, Tile::kBlockN>;
-  using PvMma = Wgmma<T, Tile::kDimV>;
   using AccS = float[Tile::kBlockN / 2];
   using AccO = float[Tile::kDimV / 2];
   using OperandP = uint32_t[Tile::kBlockN / 16][4];
 
+  static constexpr int kFirstTurn = 2;  // the named barrier of the first consumer's turn
+
  public:
   __device__ __forceinline__ Sm90Consumer(const Sm90AttentionParams& params, Storage& shared,
-                                          Sm90Buffers<Tile> buffers, int warpgroup)
-      : p_(params.p), shared_(shared), buffers_(buffers) {
+                                          Sm90Buffers<Tile> buffers, int consumer)
+      : p_(params.p), shared_(shared), buffers_(buffers), consumer_(consumer) {
     scale_ = p_.scale * kLog2E;
     if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
     // One copy of ragged tokens is panel by panel, copies of pages are atom by atom.
     const bool ragged = is_ragged(p_);
     constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
     k_panel_step_ = (ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
-    k_descriptor_ = wgmma_descriptor(
-        buffers.k(0), ragged ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
+    k_descriptor_ =
+        wgmma_descriptor(buffers.k(0), ragged ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
     const uint32_t v_step = ragged ? kAtomBytes : Tile::kDimV / kPanel * kAtomBytes;
-    v_descriptor_ = wgmma_descriptor(buffers.v(0), v_step,
-                                     ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes);
+    v_descriptor_ =
+        wgmma_descriptor(buffers.v(0), v_step, ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes);
     v_step_ = 2 * v_step >> 4;  // 16 tokens
-    q_descriptor_ =
-        wgmma_descriptor(buffers.q(0) + warpgroup * kPanel * kPanelBytes, kAtomBytes);
+    q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * kPanel * kPanelBytes, kAtomBytes);
   }
 
   __device__ __forceinline__ void run() {
@@ -75,6 +74,7 @@ class Sm90Consumer {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
   }
 
+  // Computes a work tile and writes its results.
   __device__ __forceinline__ void process(const BlockInfo& block) {
     AccO acc_o;
 #pragma unroll
@@ -84,41 +84,37 @@ class Sm90Consumer {
     int32_t token = kv_begin + num_kv_blocks<Tile>(block.work) * Tile::kBlockN;
     if (token > kv_begin) {
       const int32_t unmasked_begin = block.unmasked_begin, unmasked_end = block.unmasked_end;
-      const auto is_unmasked = [&] {
-        return token >= unmasked_begin && token + Tile::kBlockN <= unmasked_end;
-      };
       AccS acc_s;
       OperandP p;
       token -= Tile::kBlockN;
       shared_.q.wait_full(q_, "Q");
       shared_.k.wait_full(k_, "the first K");
-      wgmma_fence();
-      multiply_qk(acc_s);
-      wgmma_commit_group();
-      wgmma_wait_group<0>();
-      keep_behind_wait(acc_s);
-      release(&shared_.k.empty[k_.stage]);
-      k_.advance();
-      if (!is_unmasked()) mask(block, token, acc_s);
-      rows.update_max(acc_s, scale_);  // acc_o is still 0
-      rows.exp_scores(acc_s, scale_);
-      pack_operands<T>(acc_s, p);
+      if (block.work.kv_end - token <= Tile::kLeastN) {
+        process_last_block<Tile::kLeastN>(block, token, rows, p);
+      } else {
+        process_last_block<Tile::kBlockN>(block, token, rows, p);
+      }
       if (token + Tile::kBlockN > block.work.kv_end) clear_values(block.work.kv_end - token);
+      begin_turns();
       while (token > kv_begin) {
         token -= Tile::kBlockN;
         shared_.k.wait_full(k_, "K");
+        take_turn();
         wgmma_fence();
-        multiply_qk(acc_s);
+        multiply_qk<Tile::kBlockN>(acc_s);
         wgmma_commit_group();
         shared_.v.wait_full(v_, "V");
         wgmma_fence();
         multiply_pv(acc_o, p);
         wgmma_commit_group();
+        pass_turn();
         wgmma_wait_group<1>();
         keep_behind_wait(acc_s);
         release(&shared_.k.empty[k_.stage]);
         k_.advance();
-        if (!is_unmasked()) mask(block, token, acc_s);
+        if (token < unmasked_begin || token + Tile::kBlockN > unmasked_end) {
+          mask<Tile::kBlockN>(block, token, acc_s);
+        }
         const bool rescales = rows.update_max(acc_s, scale_);
         rows.exp_scores(acc_s, scale_);
         wgmma_wait_group<0>();
@@ -128,6 +124,7 @@ class Sm90Consumer {
         if (rescales) rows.rescale(acc_o);
         pack_operands<T>(acc_s, p);
       }
+      end_turns();
       release(&shared_.q.empty[q_.stage]);
       q_.advance();
       shared_.v.wait_full(v_, "the last V");
@@ -147,17 +144,64 @@ class Sm90Consumer {
     }
   }
 
-  __device__ __forceinline__ void multiply_qk(AccS& acc_s) const {
+  // P of the last KV block of a work tile, which is the first to be processed. No row sees more
+  // than the first kColumns of its columns.
+  template <int kColumns>
+  __device__ __forceinline__ void process_last_block(const BlockInfo& block, int32_t token,
+                                                     RowStatistics& rows, OperandP& p) {
+    float acc_s[kColumns / 2];
+    uint32_t visible[kColumns / 16][4];
+    wgmma_fence();
+    multiply_qk<kColumns>(acc_s);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    keep_behind_wait(acc_s);
+    release(&shared_.k.empty[k_.stage]);
+    k_.advance();
+    if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
+      mask<kColumns>(block, token, acc_s);
+    }
+    rows.update_max(acc_s, scale_);  // acc_o is still 0
+    rows.exp_scores(acc_s, scale_);
+    pack_operands<T>(acc_s, visible);
+#pragma unroll
+    for (int i = 0; i < Tile::kBlockN / 4; ++i) {
+      p[i / 4][i % 4] = i < kColumns / 4 ? visible[i / 4 % (kColumns / 16)][i % 4] : 0u;
+    }
+  }
+
+  // The consumers take turns in starting their wgmma, so that one computes its softmax while the
+  // tensor cores work for another. They do so in the loop over the KV blocks of a work tile.
+  __device__ __forceinline__ void begin_turns() const {
+    if (Tile::kTakesTurns && consumer_ == Tile::kConsumers - 1) arrive_at_turn_of(0);
+  }
+  __device__ __forceinline__ void take_turn() const {
+    if (Tile::kTakesTurns) named_barrier(kFirstTurn + consumer_, 2 * kWarpgroupSize);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if (Tile::kTakesTurns) {
+      arrive_at_turn_of(consumer_ == Tile::kConsumers - 1 ? 0 : consumer_ + 1);
+    }
+  }
+  __device__ __forceinline__ void end_turns() const {
+    if (Tile::kTakesTurns && consumer_ == 0) take_turn();
+  }
+  static __device__ __forceinline__ void arrive_at_turn_of(int consumer) {
+    named_barrier_arrive(kFirstTurn + consumer, 2 * kWarpgroupSize);
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const {
+    using Mma = Wgmma<T, kColumns>;
     const uint64_t q = q_descriptor_ + (q_.stage * Tile::kQueryBytes >> 4),
                    k = k_descriptor_ + (k_.stage * Tile::kKeyBytes >> 4);
-    QkMma::template new_ss<false>(acc_s, q, k);
+    Mma::template new_ss<false>(acc_s, q, k);
 #pragma unroll
     for (int step = 1; step < Tile::kDimK / 16; ++step) {
       constexpr int kSteps = kPanel / 16;  // of a panel, 32 bytes each
       const int panel = step / kSteps, in_panel = step % kSteps * 2;
-      QkMma::template add_ss<false>(acc_s,
-                                    q + (panel * Tile::kBlockM * kPanelBytes >> 4) + in_panel,
-                                    k + panel * k_panel_step_ + in_panel);
+      Mma::template add_ss<false>(acc_s, q + (panel * Tile::kBlockM * kPanelBytes >> 4) + in_panel,
+                                  k + panel * k_panel_step_ + in_panel);
     }
   }
 
@@ -165,26 +209,32 @@ class Sm90Consumer {
     const uint64_t v = v_descriptor_ + (v_.stage * Tile::kValueBytes >> 4);
 #pragma unroll
     for (int step = 0; step < Tile::kBlockN / 16; ++step) {
-      PvMma::template add_rs<true>(acc_o, p[step], v + step * v_step_);
+      Wgmma<T, Tile::kDimV>::template add_rs<true>(acc_o, p[step], v + step * v_step_);
     }
   }
 
   // Sets the scores to -inf that causal mask, window and the end of the tokens hide. `first`: the
-  // token of the first column.
-  __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first, AccS& acc_s) const {
-    first += threadIdx.x % 4 * 2;
+  // token of the first column. Columns that no row of the tile masks are left out.
+  template <int kColumns>
+  __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first,
+                                       float (&acc_s)[kColumns / 2]) const {
+    int32_t begin[2], end[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const PackGqaRow row(p_, block, sm90_row<Tile>(half));
       const MaskBounds bounds(p_, block.work, row.q_idx);
-      const int32_t begin = bounds.begin - first, end = bounds.end - first;
+      begin[half] = bounds.begin - first - threadIdx.x % 4 * 2;
+      end[half] = bounds.end - first - threadIdx.x % 4 * 2;
+    }
+    constexpr int kGroup = 32;  // columns that are looked at together
 #pragma unroll
-      for (int i = 2 * half; i < Tile::kBlockN / 2; i += 4) {
+    for (int column = 0; column < kColumns; column += kGroup) {
+      const int32_t token = first + column;
+      if (token >= block.unmasked_begin && token + kGroup <= block.unmasked_end) continue;
 #pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          const int token = i / 4 * 8 + odd;
-          if (token < begin || token >= end) acc_s[i + odd] = negative_infinity();
-        }
+      for (int i = column / 2; i < (column + kGroup) / 2; ++i) {
+        const int half = i / 2 % 2, offset = i / 4 * 8 + i % 2;
+        if (offset < begin[half] || offset >= end[half]) acc_s[i] = negative_infinity();
       }
     }
   }
@@ -212,7 +262,8 @@ class Sm90Consumer {
   const AttentionParams& p_;
   Storage& shared_;
   const Sm90Buffers<Tile> buffers_;
-  float scale_;  // from scores to logits in base 2
+  const int consumer_;
+  float scale_;                                          // from scores to logits in base 2
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
   uint32_t k_panel_step_, v_step_;                       // units of 16 bytes
   PipelineState<Tile::kQueryStages> q_;

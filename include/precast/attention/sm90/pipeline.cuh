@@ -83,8 +83,8 @@ struct Sm90Buffers {
     return base + Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
            stage * Tile::kValueBytes;
   }
-  static constexpr int kStorageOffset =
-      Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
+  static constexpr int kStorageOffset = Tile::kQueryStages * Tile::kQueryBytes +
+                                        Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
 };
 
 // KV blocks of a work tile.
