@@ -86,6 +86,9 @@ class Case(NamedTuple):
         Tolerance of the results, if that of their dtype does not suit.
     reads : bool
         Whether the op writes so little that the ceiling ``read`` applies.
+    without : callable, optional
+        The same call of ours without what the case is about, for the peer ``without``; it takes
+        the arguments of ``make``.
     """
 
     op: str
@@ -103,6 +106,7 @@ class Case(NamedTuple):
     tidy: Callable[[Any], Any] = lambda results: results
     close: Tolerance | None = None
     reads: bool = False
+    without: Callable[..., Any] | None = None
 
     @property
     def ours(self) -> Callable[..., Any]:

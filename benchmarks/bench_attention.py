@@ -13,6 +13,7 @@ from typing import Any
 
 import _attention_composed
 import _attention_functional
+import _attention_sinks
 import torch
 from _attention import PAGE, Arguments, Batch, Function, on_host, workspace, zipf
 from _harness import Case
@@ -77,6 +78,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield _cascade(dtype)
     yield from _attention_composed.cases(dtype)
     yield from _attention_functional.cases(dtype)
+    yield from _attention_sinks.cases(dtype)
     for tokens in (1024, 8192, 65536):
         batch = Batch([1], [tokens], dtype=dtype, kv_dtype=dtype)
         yield case(

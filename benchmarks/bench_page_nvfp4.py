@@ -40,7 +40,7 @@ def _eager(k: Any, v: Any, cache: Any, *rest: Any) -> None:
     for i, rows in enumerate((k, v)):
         codes, scales = nvfp4_kv_quantize_reference(rows, rest[-1])
         put(cache[:, i], rest[SLOTS], codes)
-        put(rest[-2][:, i], rest[SLOTS], scales)
+        put(rest[-2].view(torch.uint8)[:, i], rest[SLOTS], scales.view(torch.uint8))
 
 
 def _parts(k: Any, v: Any, cache: Any, *rest: Any) -> None:
@@ -49,7 +49,8 @@ def _parts(k: Any, v: Any, cache: Any, *rest: Any) -> None:
     )
     append = precast.append_paged_kv_cache_with_slot_mapping
     append(keys, values, rest[SLOTS], cache)
-    append(key_scales, value_scales, rest[SLOTS], rest[-2])
+    scales = (t.view(torch.uint8) for t in (key_scales, value_scales))
+    append(*scales, rest[SLOTS], rest[-2].view(torch.uint8))
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -60,7 +61,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         made = keys_and_values(batch, length, dtype, torch.uint8)
         cache = made[2].view(torch.uint8)
         codes = cache[..., : DIM // 2].contiguous()
-        scales = cache[..., : DIM // 16].contiguous()
+        finite = cache[..., : DIM // 16] % 64  # No bits of a NaN, which equals nothing.
+        scales = finite.contiguous().view(torch.float8_e4m3fn)
         g = torch.empty(1, device="cuda").fill_(SCALE)
         return (*made[:2], codes, *made[3:], scales, g)
 

@@ -18,7 +18,8 @@
 // Traffic  reads qkv once and writes the outputs once; the weights come from L2
 // Source   Zhang and Sennrich, arXiv:1910.07467; Su et al., arXiv:2104.09864; Peng et al., YaRN,
 //          arXiv:2309.00071
-// Measured not yet
+// Measured 2026-11-23 on an H200, 75600 tokens of 3 x 24 heads of 128, with shares of the
+//          elementwise ceiling of the same run: to bf16 673 us, 0.94; to e4m3 555 us, 0.85
 #pragma once
 
 #include "precast/core/block.cuh"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,9 @@ def _first(benchmarks: Any, family: str, op: str, shape: str = "") -> Any:
         ("attention", "BatchPrefillWithRaggedKVCacheWrapper", "", {"backend": "fa2"}),
         ("attention", "BatchPrefillWithPagedKVCacheWrapper", "", {"backend": "fa2"}),
         ("attention_plan", "BatchPrefillWithPagedKVCacheWrapper", "", {"backend": "fa2"}),
+        ("attention", "BlockSparseAttentionWrapper", "", {"backend": "fa2"}),
+        ("attention", "BlockSparseAttentionWrapper", "_auto", {"backend": "auto"}),
+        ("attention", "VariableBlockSparseAttentionWrapper", "_auto", {"backend": "auto"}),
     ],
 )
 def test_wrappers_of_flashinfer_have_options_and_plan_once(
@@ -139,12 +143,42 @@ def test_functions_of_flashinfer_are_found_in_their_module(
         assert options["q_len_per_req"] == 4
 
 
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("BatchAttentionWithAttentionSinkWrapper", "2 x 128"),
+        ("xqa_batch_decode_with_kv_cache", "sinks"),
+    ],
+)
+def test_sinks_are_measured_beside_the_same_call_without_them(
+    op: str, shape: str, benchmarks: Any, on_cpu: None
+) -> None:
+    """A sink of minus infinity is none."""
+    case = _first(benchmarks, "attention", op, shape)
+    without = benchmarks("peers.without").adapt(case, "attention")
+    assert benchmarks("peers.without").adapt(_first(benchmarks, "scale", "scale"), "scale") is None
+    *args, sinks = case.make()
+    if op.startswith("xqa"):  # Fewer tokens: the table's other columns are not read.
+        args[4].fill_(3)
+    with precast.reference_mode():
+        plain, none, some = (
+            call(*args, given)
+            for call, given in (
+                (without, sinks),
+                (case.ours, torch.full_like(sinks, -torch.inf)),
+                (case.ours, sinks + 3),
+            )
+        )
+    torch.testing.assert_close(plain, none)
+    assert (some.float().abs().sum() < 0.9 * plain.float().abs().sum()).item()
+
+
 def test_decodes_without_a_plan_have_rows_of_the_wrapper_beside_them(benchmarks: Any) -> None:
     rows: dict[str, set[str]] = {}
     for case in benchmarks("bench_attention").cases(torch.bfloat16):
         rows.setdefault(case.op, set()).add(case.shape)
     own = rows["xqa_batch_decode_with_kv_cache"]
-    plain = {shape for shape in own if " x " not in shape}
+    plain = {shape for shape in own if not re.search(" x | sinks$", shape)}
     assert len(plain) > 10
     assert plain <= rows["BatchDecodeWithPagedKVCacheWrapper"]
 

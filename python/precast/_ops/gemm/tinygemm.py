@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear layer for few rows, whose time is that of reading the weight.
+"""A linear layer for few rows, which reads the weight once for many of them.
 
 Source: the shape of the tiles is that of TensorRT-LLM's kernel ``tinygemm2``.
 """
