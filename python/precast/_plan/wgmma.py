@@ -73,9 +73,10 @@ def _function(how: str, form: str, ptx: str, columns: int) -> str:
         f"        {row}" for row in _rows([f"{constraint}(d[{i}])" for i in range(count)])
     )
     inputs = '"l"(a)' if form == "ss" else ", ".join(f'"r"(a[{i}])' for i in range(4))
+    name = f"{how}_{form}"
     return f"""\
   template <bool kTransposedB>
-  static __device__ __forceinline__ void {how}_{form}(float (&d)[{count}], {argument}, uint64_t b) {{
+  static __device__ __forceinline__ void {name}(float (&d)[{count}], {argument}, uint64_t b) {{
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.u32 p, {int(how == "add")}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments ``backend`` and ``jit_args``, which choose kernels in FlashInfer.
+"""The arguments ``backend`` and ``jit_args``, which choose kernels.
 
-Here every backend is the same kernels, and no code can be added to them. One variant that is
-compiled from code there is among them: attention sinks.
+``fa2`` is the kernels of every GPU, ``fa3`` those for Hopper where they have what a plan asks for,
+and ``auto`` the faster ones. No code can be added to kernels. One variant that FlashInfer compiles
+from code is among them: attention sinks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ def check_backend(name: str, backend: object, device: torch.device) -> None:
         return
     if word == "fa3":
         if device.type != "cuda" or get_compute_capability(device) == FA3_CAPABILITY:
-            note_fa3()
             return
         raise BackendSupportedError(
             f"{name}: backend='fa3' is for compute capability 9.0, got {device}, which is another "
@@ -67,10 +67,11 @@ def check_backend(name: str, backend: object, device: torch.device) -> None:
 
 @functools.cache
 def note_fa3() -> None:
-    """Say once that the kernels for Hopper are those of every GPU."""
+    """Say once that a plan is not for the kernels for Hopper."""
     get_logger().info(
-        "backend='fa3': attention kernels that use wgmma do not exist yet; those of backend='fa2' "
-        "run in their place"
+        "backend='fa3': the kernels for Hopper lack what a plan asks for; those of backend='fa2' "
+        "run in their place. What they have: 16-bit keys and values, head dimensions 64, 128, 256, "
+        "and 192 with 128, pages of a multiple of 8 tokens, causal mask and window"
     )
 
 

@@ -13,7 +13,7 @@ from precast._base.torch import torch
 from precast._op.export import Export
 from precast._op.validation import check_rank
 from precast._ops.attention import heuristics as tiles
-from precast._ops.attention import kernels, validation
+from precast._ops.attention import kernels, sm90, validation
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import PlanShape, ScoreOptions, Scores, new_block
@@ -123,12 +123,17 @@ def _plan_and_run(
         causal=mask_mode == MaskMode.CAUSAL,
         window_left=window_left,
     )
+    is_plain = packed_mask is None and pos_encoding == PosEncodingMode.NONE
+    is_plain = is_plain and logits_soft_cap <= 0 < sm_scale
+    if is_plain and sm90.runs((q.dtype, k.dtype), shape, tokens, device):
+        shape = sm90.with_tile(shape)
+        run = kernels.run_ragged_sm90[q.dtype, head_dim_qk, head_dim_vo, key[0]]
     numbers = (mask_mode, window_left, pos_encoding, 0, logits_soft_cap, sm_scale)
     block = new_block(shape, ScoreOptions(False, *numbers, rope_scale, rope_theta))
     # Enough for any number of tokens: the exact numbers would take a copy of lengths to the host.
-    int_bytes = _PLAN_BYTES + 32 * (tokens * (heads // kv_heads) // block_m + 2)
+    int_bytes = _PLAN_BYTES + 32 * (tokens * (heads // kv_heads) // shape.block_m + 2)
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
-    floats = q.new_empty(tiles.partial_bytes(device, block_m, head_dim_vo), dtype=torch.uint8)
+    floats = q.new_empty(tiles.partial_bytes(device, shape.block_m, head_dim_vo), dtype=torch.uint8)
     # [0, kv_len] in one launch; a range takes no step of 0.
     i32 = {"dtype": torch.int32, "device": device}
     bounds = torch.arange(0, 2 * kv_len, kv_len, **i32) if kv_len else torch.zeros(2, **i32)

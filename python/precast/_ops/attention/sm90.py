@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from precast._base.device import device_index
 from precast._base.torch import torch
 from precast._ops.attention.enums import MaskMode
 from precast._plan.installed import plan_document
 
 if TYPE_CHECKING:
-    from precast._ops.attention.plan import AttentionPlan, Model, PlanShape
+    from precast._ops.attention.plan import AttentionPlan, PlanShape
 
 _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _DTYPES = frozenset({"f16": torch.float16, "bf16": torch.bfloat16}[d] for d in _AXES["dtype_q"])
@@ -27,8 +28,12 @@ _FEWEST_ROWS = 65
 _MOST_GROUP = 64
 
 
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and _has_capability(device_index(device))
+
+
 @functools.cache
-def _is_hopper(index: int) -> bool:
+def _has_capability(index: int) -> bool:
     # Why not get_device_capability: TorchDynamo takes these properties for constants.
     properties = torch.cuda.get_device_properties(index)
     return (properties.major, properties.minor) == (9, 0)
@@ -55,20 +60,29 @@ def is_plain(options: Any) -> bool:
     )
 
 
-def runs(model: Model, shape: PlanShape, q_len: int | None, device: torch.device) -> bool:
-    """Whether these kernels run a plan of plain scores; None is an unknown number of queries."""
+def runs(
+    dtypes: tuple[Any, ...], shape: PlanShape, q_len: int | None, device: torch.device
+) -> bool:
+    """Whether these kernels run a plan of plain scores; None is an unknown number of queries.
+
+    ``dtypes`` are those of queries and of keys in kernels.
+    """
     group = shape.num_qo_heads // shape.num_kv_heads
     return (
-        device.type == "cuda"
-        and _is_hopper(device.index)
-        and not model.is_packed
-        and model.key[0] in _DTYPES
-        and model.key[1] is model.key[0]
+        _is_hopper(device)
+        and dtypes[0] in _DTYPES
+        and dtypes[1] is dtypes[0]
         and (shape.head_dim_qk, shape.head_dim_vo) in _HEAD_DIMS
         and shape.page_size % _ATOM == 0
         and group <= _MOST_GROUP
         and (q_len is None or q_len * group >= _FEWEST_ROWS)
     )
+
+
+def with_tile(shape: PlanShape) -> PlanShape:
+    """Return the shape of a plan for these kernels."""
+    heads = shape.num_qo_heads, shape.num_kv_heads
+    return shape._replace(block_m=block_m(heads, shape.head_dim_vo), sm90=True)
 
 
 def fits(plan: AttentionPlan) -> bool:

@@ -284,9 +284,11 @@ class AttentionWrapper(PlanAttributes):
         if self._use_cuda_graph and first.block_m and is_plain >= first.sm90:
             return shape._replace(block_m=first.block_m, sm90=first.sm90)
         if is_plain and self._requested_backend != "fa2":
-            longest = None if invariant else q_len
-            if sm90.runs(model, shape, longest, self.device):
-                return shape._replace(block_m=sm90.block_m(heads, head_dims[1]), sm90=True)
+            longest = None if invariant or self._requested_backend == "fa3" else q_len
+            if not model.is_packed and sm90.runs(model.key[:2], shape, longest, self.device):
+                return sm90.with_tile(shape)
+        if self._requested_backend == "fa3":
+            backends.note_fa3()
         if invariant:
             block_m = tiles.largest(head_dims, self.device)
         else:

@@ -8,11 +8,14 @@ share one among layers and batches, and what it holds before a call does not mat
 from __future__ import annotations
 
 from precast._ops.attention import heuristics as tiles
+from precast._ops.attention import sm90
 from precast._ops.attention.functional.calls import PagedCall, RaggedCall
 from precast._ops.attention.plan import PlanShape
 
 #: Parts of a workspace start at multiples of this.
 ALIGNMENT = 256
+#: Below it, the product of scales may round to 0 as a float, which is for other kernels.
+LEAST_SCALE = 1e-30
 #: Bytes of a plan without those of its requests and tiles.
 _PLAN_BYTES = 1 << 16
 _BYTES_OF_REQUEST = _BYTES_OF_TILE = 32
@@ -34,6 +37,16 @@ def plan_bytes(shape: PlanShape) -> int:
     return aligned(_PLAN_BYTES + requests + _BYTES_OF_TILE * tiles_of_head)
 
 
+def is_plain(call: PagedCall | RaggedCall) -> bool:
+    """Whether causal mask and window are all that changes scores."""
+    return (
+        not (isinstance(call, PagedCall) and call.mask is not None)
+        and not call.is_alibi
+        and call.logits_soft_cap <= 0.0
+        and call.sm_scale >= LEAST_SCALE
+    )
+
+
 def shape_of(call: PagedCall | RaggedCall) -> PlanShape:
     """Return what the plan of a call depends on; a draft mask takes the place of ``causal``."""
     tokens, heads, head_dim_qk = call.query.shape
@@ -46,7 +59,7 @@ def shape_of(call: PagedCall | RaggedCall) -> PlanShape:
         batch, keys, values = call.q_bounds.shape[0] - 1, call.k, call.v
         kv_heads, page_size = keys.shape[1], 0
     dims = head_dim_qk, values.shape[-1]
-    return PlanShape(
+    shape = PlanShape(
         batch_size=batch,
         rows=tokens,
         q_len_per_req=call.q_len if call.q_bounds is None else 0,
@@ -60,3 +73,7 @@ def shape_of(call: PagedCall | RaggedCall) -> PlanShape:
         causal=causal,
         window_left=call.window_left,
     )
+    dtypes = call.query.dtype, keys.dtype
+    if is_plain(call) and sm90.runs(dtypes, shape, call.q_len, call.query.device):
+        return sm90.with_tile(shape)
+    return shape

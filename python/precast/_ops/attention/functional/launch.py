@@ -18,8 +18,8 @@ from precast._ops.attention.buffers import alibi_slopes, is_capturing, stepped_r
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
 from precast._ops.attention.functional.checks import check_paged, check_ragged, row_step
-from precast._ops.attention.functional.geometry import plan_bytes, shape_of
-from precast._ops.attention.functional.self_plan import LEAST_SCALE, counters_of
+from precast._ops.attention.functional.geometry import LEAST_SCALE, plan_bytes, shape_of
+from precast._ops.attention.functional.self_plan import counters_of
 from precast._ops.attention.plan import ScoreOptions, new_block
 
 #: Params blocks by all that they depend on. A block holds addresses and keeps no tensor of a caller
@@ -71,6 +71,8 @@ def run_paged(
         block = _pack_paged(words, PagedCall(*given, *options), key)
     if not block.plans_itself:
         kernels.plan[device,](workspace, block, None, None, None, None, options[10])
+    if block.sm90_key is not None:
+        run = kernels.run_paged_sm90[block.sm90_key]
     run(query, k_cache, v_cache, out, lse, sinks, block, *options[6:])
 
 
@@ -103,6 +105,7 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
         _place(c.kv_bounds),
         device,
         args[9:14],
+        args[14] >= LEAST_SCALE,
     )
     block = _blocks.get(key)
     if block is None:
@@ -110,6 +113,8 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
         tables = c.kv_bounds, c.q_bounds, None, None, None
         block = _packed(key, c, tables)
     kernels.plan[device,](c.workspace, block, None, None, None, None, c.enable_pdl)
+    if block.sm90_key is not None:
+        run = kernels.run_ragged_sm90[block.sm90_key]
     run(c.query, c.k, c.v, c.out, c.lse, c.sinks, block, *args[14:])
 
 
@@ -142,6 +147,8 @@ def _packed(
         workspaces = counters, workspaces[1]
     block = new_block(shape, options)
     block.plans_itself = shape.plans_itself
+    dims = shape.head_dim_qk, shape.head_dim_vo
+    block.sm90_key = (c.query.dtype, *dims, c.query.get_device()) if shape.sm90 else None
     slopes = alibi_slopes(shape.num_qo_heads, device) if c.is_alibi else None
     kernels.pack_plan[c.query.get_device(),](
         *tables, *workspaces, mask, None, slopes, None, None, block

@@ -13,13 +13,11 @@ from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention.buffers import is_capturing
 from precast._ops.attention.functional.calls import PagedCall
-from precast._ops.attention.functional.geometry import plan_bytes
+from precast._ops.attention.functional.geometry import is_plain, plan_bytes
 from precast._ops.attention.plan import PlanShape
 
 #: Those of ``attention/self_plan.cuh``: the least tile, and the most requests.
 _BLOCK_M, _MOST_REQUESTS = tiles.BLOCK_MS[0], 256
-#: Below it, the product of scales may round to 0 as a float, which is for other kernels.
-LEAST_SCALE = 1e-30
 #: Bytes of counters, four for each CTA of a GPU.
 _COUNTER_BYTES = 4096
 _MOST_COUNTERS = 1024
@@ -47,10 +45,7 @@ def counters_of(call: PagedCall, shape: PlanShape) -> torch.Tensor | None:
 def _can_plan_itself(c: PagedCall, s: PlanShape) -> bool:
     rows = s.q_len_per_req * (s.num_qo_heads // s.num_kv_heads)
     if not (
-        c.mask is None
-        and not c.is_alibi
-        and c.logits_soft_cap <= 0.0
-        and c.sm_scale >= LEAST_SCALE
+        is_plain(c)
         and s.block_m == _BLOCK_M
         and 0 < rows <= _BLOCK_M
         and 0 < s.batch_size <= _MOST_REQUESTS
