@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,14 +26,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(ROOT / "python"))
+from precast._jit import compiler  # noqa: E402
 from precast._jit.commands import build_commands  # noqa: E402
-from precast._jit.hermetic import compiler_environment  # noqa: E402
 from precast._jit.jobs import max_jobs  # noqa: E402
+from precast._jit.ptxas_gate import OPTION  # noqa: E402
 from precast._jit.toolchain import Toolchain, find_toolchain  # noqa: E402
 from precast._plan.planner import Plan  # noqa: E402
 from precast._plan.spec import ModuleSpec  # noqa: E402
-
-_SHOWN_LINES = 5
+from precast.errors import CompileError  # noqa: E402
 
 
 def declared(
@@ -74,7 +73,8 @@ def refused(
 ) -> dict[str, str]:
     """The modules that do not compile, by file name, with the first lines of the errors.
 
-    ``flags`` come after those of JIT.
+    ``flags`` come after those of JIT. Where notes of ptxas are errors they are left out, because
+    code that is optimised less has some.
     """
     with ThreadPoolExecutor(jobs or max_jobs()) as pool:
         errors = list(pool.map(lambda spec: _compile(spec, toolchain, flags), specs))
@@ -82,23 +82,18 @@ def refused(
 
 
 def _compile(spec: ModuleSpec, toolchain: Toolchain, flags: Sequence[str]) -> str:
-    """The first lines of the first error, or nothing."""
+    """What JIT would say of the first error, or nothing."""
     start = time.monotonic()
     error = ""
     with tempfile.TemporaryDirectory() as folder:
         for command in build_commands(spec, toolchain, Path(folder)):
             if command.kind == "cuda" and not error:
-                done = subprocess.run(
-                    [*command.argv, *flags],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env=compiler_environment(),
-                    cwd=folder,  # The output is named without its folder.
-                )
-                if done.returncode != 0:
-                    error = "\n".join(done.stdout.strip().splitlines()[:_SHOWN_LINES])
-                    error = error or f"exit status {done.returncode}"
+                more = () if any(OPTION in word for word in command.argv) else flags
+                command = command._replace(argv=[*command.argv, *more])
+                try:
+                    compiler.run([command], Path(folder), spec.file_name)
+                except CompileError as failure:
+                    error = str(failure)
     verdict = "refused" if error else "ok"
     print(f"{verdict:8}{time.monotonic() - start:6.1f} s  {spec.file_name}", flush=True)
     return error

@@ -85,12 +85,16 @@ def run(argv: Sequence[object], env: Mapping[str, str] | None = None, fails: boo
 
 
 def configure(
-    tree: Path, env: Mapping[str, str] | None = None, fails: bool = False, **definitions: str
+    tree: Path,
+    env: Mapping[str, str] | None = None,
+    fails: bool = False,
+    source: Path = ROOT,
+    **definitions: str,
 ) -> str:
     """Configure the project's CMake build in ``tree``."""
     definitions["Python_EXECUTABLE"] = sys.executable
     words = [f"-D{name}={value}" for name, value in definitions.items()]
-    return run(["cmake", "-S", ROOT, "-B", tree, "-G", "Ninja", *words], env, fails)
+    return run(["cmake", "-S", source, "-B", tree, "-G", "Ninja", *words], env, fails)
 
 
 @functools.cache

@@ -9,7 +9,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-_ERROR_LINE = re.compile(r"error|fatal|undefined reference|cannot |No space|not found", re.I)
+from precast._jit.ptxas_gate import NOTE
+
+_ERROR_LINE = re.compile(
+    rf"error|fatal|undefined reference|cannot |No space|not found|{NOTE}", re.I
+)
 
 _TABLE: tuple[tuple[str, str], ...] = (
     (

@@ -30,6 +30,7 @@ from precast._jit.dependencies import dependencies
 from precast._jit.hermetic import compiler_environment
 from precast._jit.jobs import max_jobs
 from precast._jit.owner import holder, sign
+from precast._jit.ptxas_gate import GATE
 from precast._jit.shell_names import PlainNames
 from precast._jit.toolchain import find_toolchain
 from precast._plan.install_hint import modules_command
@@ -162,11 +163,11 @@ def run(commands: list[Command], work: Path, name: str) -> None:
 
 #: Runs a command in the group of a process that ends the group when the other end of its standard
 #: input is closed, which the system does when this process ends, however it ends.
-_GUARDED = """
+_GUARDED = f"""{GATE}
 exec 3<&0 </dev/null
-{ read -r line <&3; kill -KILL 0; } &
+{{ read -r line <&3; kill -KILL 0; }} &
 guard=$!
-"$@" 3<&-
+gate "$@" 3<&-
 status=$?
 kill -KILL $guard
 exit $status

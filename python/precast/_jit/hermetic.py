@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from precast._jit.ptxas_gate import GATE
+
 #: What compilers need of the environment: their programs and libraries, and where they may write.
 PASSED_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "USER")
 
@@ -27,4 +29,4 @@ def launcher() -> str:
     """A shell script that runs its arguments in that environment, for build systems."""
     passed = [f'${{{name}+"{name}=${name}"}}' for name in PASSED_VARIABLES]
     fixed = [f"{name}={value}" for name, value in FIXED_VARIABLES.items()]
-    return f'exec env -i {" ".join([*passed, *fixed])} "$@"\n'
+    return f'{GATE}gate env -i {" ".join([*passed, *fixed])} "$@"\n'

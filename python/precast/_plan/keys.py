@@ -14,7 +14,8 @@ OP = {
     "archs": "The targets that the op has kernels for; names of `[archs.*]` in `build.toml`.",
     "exact_arch": "Whether a device takes modules of the best of these targets alone, where others "
     "serve it, too: for shapes that follow from shared memory. Default: false. Optional.",
-    "cuda_flags": "Further flags of nvcc, after those of `build.toml`. Optional.",
+    "cuda_flags": "Further flags of nvcc, after those of `build.toml`. With `--warning-as-error` "
+    "in `-Xptxas=`, what ptxas notes about wgmma and setmaxnreg fails a build, too. Optional.",
     "axes": "A table from each axis to the list of its legal values: the whole space that JIT "
     "builds in, and all of it compiles. Values are words, whole numbers or booleans; an axis named "
     "`dtype` or `dtype_*` takes dtype words. Where only some combinations exist, one key joins the "

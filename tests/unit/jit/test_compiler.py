@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,8 @@ from loader_support import messages
 import precast
 from precast._jit import cache, compiler, env
 from precast._jit.commands import Command
-from precast._jit.hermetic import FIXED_VARIABLES, PASSED_VARIABLES
+from precast._jit.hermetic import FIXED_VARIABLES, PASSED_VARIABLES, launcher
+from precast._jit.ptxas_gate import _SLOW, OPTION
 from precast._jit.toolchain import Toolkit
 from precast._plan.install_hint import modules_command
 from precast._plan.planner import Plan
@@ -192,6 +194,62 @@ def test_a_failure_shows_command_first_errors_and_cause(make, line, words):
     assert cache.contents().builds == []
     assert left_over(env.cache_dir()) == []
     assert make().build().is_file()
+
+
+NOTE = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are"
+SPILL = "ptxas error   : Registers are spilled to local memory in function k, 8 bytes"
+
+
+@pytest.mark.parametrize(
+    ("printed", "status", "words"),
+    [
+        (NOTE, 0, "ptxas serialises or delays wgmma, or ignores setmaxnreg"),
+        (NOTE.replace("C7510", "C7504"), 0, "ptxas serialises or delays wgmma"),
+        (SPILL, 255, "a kernel needs local memory. Fix: keep fewer values at once"),
+        (f"{NOTE}\n{SPILL}", 255, "ptxas serialises or delays wgmma"),
+    ],
+)
+def test_where_warnings_are_errors_a_note_of_ptxas_fails_too(
+    make, tmp_path, printed, status, words
+):
+    line = f"echo '{printed}' >&2; echo object > \"$1\"; exit {status}"
+    with pytest.raises(CompileError) as caught:
+        make(compile_line=f": -Xptxas=--warn-on-spills,{OPTION}; {line}").build()
+    text = str(caught.value)
+    assert text.startswith("compiling scale__dtype_f32 failed (exit status 1):\n  /bin/sh -c ")
+    assert f"error: {tmp_path}/count: {words}" in text
+    assert "Fix: " in text
+    assert 'See "Kernels for Hopper" in CONTRIBUTING.md' in text
+    for said in printed.splitlines():
+        assert f"\n    {said}" in text
+    assert cache.contents().builds == []
+
+
+@pytest.mark.parametrize("printed", [NOTE, "a warning of another kind"])
+def test_elsewhere_a_note_of_ptxas_is_one(make, printed):
+    option = "" if printed == NOTE else f": {OPTION}; "
+    assert make(compile_line=f"{option}echo '{printed}'; echo object > \"$1\"").build().is_file()
+
+
+def test_the_launcher_of_build_systems_fails_for_notes_as_jit_does(tmp_path):
+    script = tmp_path / "launcher.sh"
+    script.write_text(launcher())
+
+    def launched(*words: str) -> tuple[int, str]:
+        argv = ["sh", str(script), "sh", "-c", *words]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.returncode, done.stdout
+
+    option, out = f"-Xptxas={OPTION}", "CMakeFiles/sm90a-op__dtype_f32.dir/op.cu.o"
+    assert launched(f"echo '{NOTE}'", "sh", option, "-o", out) == (
+        1,
+        f'error: {out}: {_SLOW}. See "Kernels for Hopper" in CONTRIBUTING.md\n{NOTE}\n',
+    )
+    assert launched(f"echo '{NOTE}'", "sh", "-o", out) == (0, f"{NOTE}\n")
+    assert launched("echo 'a  warning'", "sh", option, "-o", out) == (0, "a  warning\n")
+    assert launched("echo failed; exit 3", "sh", option, "-o", out) == (3, "failed\n")
+    assert launched("exit 3", "sh", "-o", out) == (3, "")
+    assert launched("true", "sh", option, "-o", out) == (0, "")
 
 
 def test_a_failure_ends_the_other_compilers_and_their_children(make, tmp_path):
