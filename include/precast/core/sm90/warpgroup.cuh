@@ -8,22 +8,23 @@
 // Source   PTX ISA, "Asynchronous warpgroup-level matrix instructions".
 #pragma once
 
+#include "precast/core/host_device.cuh"
 #include "precast/core/types.cuh"
 
 namespace precast {
-
-#if defined(__CUDACC__)
 
 constexpr int kWarpgroupSize = 128;
 
 // The descriptor of an operand. `step` is the distance in bytes from eight rows to the next eight;
 // `panel_step` from 64 elements of 16 bits along the rows to the next, for an operand that is
 // longer in that direction than an atom: B with kTransposedB.
-__host__ __device__ constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t step,
+PRECAST_HOST_DEVICE constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t step,
                                                         uint32_t panel_step = 16) {
   return uint64_t(address & 0x3ffff) >> 4 | uint64_t(panel_step >> 4) << 16 |
          uint64_t(step >> 4) << 32 | uint64_t(1) << 62;  // 1: swizzled by 128 bytes
 }
+
+#if defined(__CUDACC__)
 
 // Before the first wgmma, and after registers of operands have been written.
 __device__ __forceinline__ void wgmma_fence() {
