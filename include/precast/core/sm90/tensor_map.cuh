@@ -34,9 +34,9 @@ struct TensorMapShape {
   uint64_t strides[kMostTensorMapDims] = {};  // bytes; that of dimension 0 is not used
   uint32_t box[kMostTensorMapDims] = {};
 
-  // The bytes from the first element to the end of the last one's 16 bytes.
-  uint64_t span() const {
-    uint64_t bytes = sizes[0] * 2 + 16;
+  // The bytes from the first element to the end of the last one.
+  uint64_t span(uint64_t element_bytes) const {
+    uint64_t bytes = sizes[0] * element_bytes;
     for (int i = 1; i < dims; ++i) bytes += (sizes[i] - 1) * strides[i];
     return bytes;
   }
@@ -62,6 +62,11 @@ inline CUtensorMapDataType tensor_map_type(DType dtype) {
     default:
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   }
+}
+
+inline uint64_t tensor_map_element_bytes(DType dtype) {
+  if (dtype == DType::f32) return 4;
+  return dtype == DType::f16 || dtype == DType::bf16 ? 2 : 1;
 }
 
 // The encoder of the driver, or null. Why not linked: the driver is not there where modules are
@@ -100,7 +105,9 @@ inline cudaError_t encode_tensor_map(TensorMap& map, DType dtype, const void* da
     int version = 0;
     return cudaDriverGetVersion(&version) == cudaSuccess && version <= 13010;
   }();
-  if (has_defect && shape.span() < 128 * 1024) map.words[1] &= ~(uint64_t(1) << 21);
+  if (has_defect && shape.span(tensor_map_element_bytes(dtype)) < 128 * 1024) {
+    map.words[1] &= ~(uint64_t(1) << 21);
+  }
   return cudaSuccess;
 }
 
