@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The primitives of ``include/precast/core/sm90/``: what uses them, and what tests them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sm90_kit
+from build_support import OPS, PLAN, ROOT, run
+
+from precast._jit.commands import location_flags
+from precast._jit.toolchain import find_toolchain
+from precast._plan import wgmma
+from precast._plan.includes import include_closure
+from precast._plan.spec import ModuleSpec
+
+HEADER = ROOT / "include/precast/core/sm90/wgmma.cuh"
+#: Columns and type of an instruction, and what starts its operand A: registers or a descriptor.
+INSTRUCTION = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.\2\s*\{[^}]*\},\s*(\{|%)"
+)
+
+
+def users() -> list[ModuleSpec]:
+    """Every module that may use wgmma, whether it is prebuilt or not."""
+    specs = []
+    for op in OPS:
+        for axes in PLAN.config.op(op).space.points():
+            spec = PLAN.spec(op, axes, PLAN.config.op(op).archs[0], find_toolchain().toolkit.major)
+            if HEADER not in include_closure(
+                [spec.source_path(source) for source in spec.sources], spec.include_folders
+            ):
+                break
+            specs.append(spec)
+    return specs
+
+
+def instructions(spec: ModuleSpec, folder: Path) -> set[tuple[str, int, str]]:
+    """Form, columns and type of every wgmma in the PTX of a module."""
+    found = set()
+    toolchain = find_toolchain()
+    for source in spec.sources:
+        if source.endswith(".cu"):
+            ptx = folder / "kernel.ptx"
+            flags = [*spec.compile_flags(source), *location_flags(spec, source)]
+            argv = [*toolchain.nvcc_command(), *flags, "-ptx", "-o", ptx, spec.source_path(source)]
+            run(argv)
+            for columns, dtype, start in INSTRUCTION.findall(ptx.read_text()):
+                found.add(("rs" if start == "{" else "ss", int(columns), dtype))
+    return found
+
+
+def test_every_instance_of_the_table_is_used(tmp_path: Path) -> None:
+    """Fix: take what no kernel uses out of ``python/precast/_plan/wgmma.py``; ``make generate``."""
+    specs = users()
+    assert specs
+    used = set().union(*(instructions(spec, tmp_path) for spec in specs))
+    table = {
+        (form, columns, dtype)
+        for form, row in wgmma.COLUMNS.items()
+        for columns in row
+        for dtype in wgmma.TYPES.values()
+    }
+    assert used == table
+
+
+@pytest.mark.usefixtures("clean_environment")
+@pytest.mark.parametrize("make", [sm90_kit.kit_spec, sm90_kit.stuck_spec])
+def test_the_kernels_that_test_each_primitive_compile(make) -> None:
+    """Those of ``tests/gpu/test_gpu_sm90_kit.py``, without notes of ptxas."""
+    assert make().build("this is a test").is_file()

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that each call a few primitives of include/precast/core/sm90 and do nothing else.
+//
+//   wgmma      d = a b, or c + a b: one warpgroup, eight instructions on operands that TMA copies
+//   copy_box   what one TMA copy writes to shared memory, as it lies there
+//   pipeline   a tensor through a ring of two stages: a producer warpgroup and two consumers, which
+//              exchange what they read, and hold more registers than a thread has at launch
+#include <cuda_runtime_api.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+
+#include "precast/core/sm90/mbarrier.cuh"
+#include "precast/core/sm90/tensor_map.cuh"
+#include "precast/core/sm90/warpgroup.cuh"
+#include "precast/core/sm90/wgmma.cuh"
+
+namespace {
+
+using namespace precast;
+using tvm::ffi::TensorView;
+
+constexpr int kPanel = 64;        // elements of 16 bits in a row of 128 bytes
+constexpr int kAtomBytes = 1024;  // 8 such rows
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess)
+    TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorName(status);
+}
+
+DType dtype_of(const TensorView& tensor) {
+  const DLDataType dtype = tensor.dtype();
+  if (dtype == DLDataType{kDLBfloat, 16, 1}) return DType::bf16;
+  if (dtype == DLDataType{kDLFloat, 16, 1}) return DType::f16;
+  if (dtype == DLDataType{kDLFloat, 32, 1}) return DType::f32;
+  return DType::i8;
+}
+
+// Launches one CTA of a kernel on PyTorch's stream.
+template <typename Params>
+void launch_one(void (*kernel)(Params), int threads, int shared, const TensorView& tensor,
+                const Params& params) {
+  const DLDevice device = tensor.device();
+  const auto stream =
+      static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+        "shared memory");
+  kernel<<<1, threads, shared, stream>>>(params);
+  check(cudaGetLastError(), "launch");
+}
+
+// -- wgmma ----------------------------------------------------------------------------------------
+
+constexpr int kDepth = 128;  // k: eight instructions, two panels
+
+struct MmaParams {
+  TensorMap a, b;
+  const uint32_t* a_pairs;  // [64, kDepth / 2]  A, for A in registers
+  const float* c;           // [64, N]
+  float* d;                 // [64, N]
+  int box_rows;             // of B: 8 for atoms of all panels, else all rows
+  bool accumulate;
+};
+
+template <int kColumns>
+constexpr int kMmaSharedBytes = 64 * kDepth * 2 + kColumns * kDepth * 2 + 16;
+
+// The row and column of accumulator i of this thread.
+__device__ int row_of(int i) {
+  return threadIdx.x / 32 * 16 + i / 2 % 2 * 8 + threadIdx.x % 32 / 4;
+}
+__device__ int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+template <typename T, int kColumns, bool kARegisters, bool kTransposedB>
+__global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constant__ MmaParams p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kABytes = 64 * kDepth * 2, kBBytes = kColumns * kDepth * 2;
+  constexpr int kRowsB = kTransposedB ? kDepth : kColumns;
+  constexpr int kPanelsB = kTransposedB ? kColumns / kPanel : kDepth / kPanel;
+  constexpr int kSteps = kDepth / 16, kStepsOfPanel = kPanel / 16;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  uint64_t* const barrier = reinterpret_cast<uint64_t*>(smem + kABytes + kBBytes);
+  const uint32_t a = shared_address(smem), b = a + kABytes;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mbarrier_arrive_expect_tx(barrier, kABytes + kBBytes);
+    copy_box(a, &p.a, barrier, 0, 0, 0, 0);
+    for (int row = 0; row < kRowsB; row += p.box_rows) {
+      copy_box(b + row * kPanelsB * 128, &p.b, barrier, 0, row, 0, 0);
+    }
+  }
+
+  const bool in_atoms = p.box_rows != kRowsB;
+  const uint32_t step_b = in_atoms ? kPanelsB * kAtomBytes : kAtomBytes;
+  const uint32_t panel_step_b = in_atoms ? kAtomBytes : kRowsB * 128;
+  const uint64_t a_descriptor = wgmma_descriptor(a, kAtomBytes);
+  const uint64_t b_descriptor =
+      kTransposedB ? wgmma_descriptor(b, step_b, panel_step_b) : wgmma_descriptor(b, step_b);
+  uint32_t a_registers[kSteps][4];
+  if constexpr (kARegisters) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int pair = step * 8 + i / 2 * 4 + threadIdx.x % 4;
+        a_registers[step][i] = p.a_pairs[row_of(2 * i) * (kDepth / 2) + pair];
+      }
+    }
+  }
+  float d[kColumns / 2];
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) d[i] = p.c[row_of(i) * kColumns + column_of(i)];
+
+  mbarrier_wait_parity(barrier, 0, "operands");
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int panel = step / kStepsOfPanel, in_panel = step % kStepsOfPanel * 32;
+    const uint64_t b_step =
+        b_descriptor + ((kTransposedB ? step * 2 * step_b : panel * panel_step_b + in_panel) >> 4);
+    const bool accumulate = step > 0 || p.accumulate;
+    if constexpr (kARegisters) {
+      Wgmma<T, kColumns>::template rs<kTransposedB>(d, a_registers[step], b_step, accumulate);
+    } else {
+      Wgmma<T, kColumns>::template ss<kTransposedB>(
+          d, a_descriptor + ((panel * 64 * 128 + in_panel) >> 4), b_step, accumulate);
+    }
+  }
+  wgmma_commit_group();
+  wgmma_wait_group<0>();
+  keep_behind_wait(d);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) p.d[row_of(i) * kColumns + column_of(i)] = d[i];
+#endif
+}
+
+// [rows, panels * 64] in 16 bits as [1, panels, rows, 64].
+TensorMap panel_map(const TensorView& tensor, int box_rows) {
+  const auto rows = tensor.size(0), columns = tensor.size(1);
+  TensorMapShape shape;
+  shape.dim(kPanel, 0, kPanel)
+      .dim(rows, columns * 2, box_rows)
+      .dim(columns / kPanel, kPanel * 2, static_cast<uint32_t>(columns / kPanel))
+      .dim(1, 0, 1);
+  TensorMap map;
+  check(encode_tensor_map(map, dtype_of(tensor), tensor.data_ptr(), shape), "tensor map");
+  return map;
+}
+
+template <typename T, int kColumns>
+void launch_mma(const TensorView& d, const MmaParams& params, bool a_registers, bool transposed_b) {
+  void (*kernel)(MmaParams) = nullptr;
+  if (a_registers) {
+    kernel =
+        transposed_b ? MmaKernel<T, kColumns, true, true> : MmaKernel<T, kColumns, true, false>;
+  } else if constexpr (kColumns <= 128) {
+    kernel =
+        transposed_b ? MmaKernel<T, kColumns, false, true> : MmaKernel<T, kColumns, false, false>;
+  }
+  if (kernel == nullptr) TVM_FFI_THROW(ValueError) << "wgmma: no such instance";
+  launch_one(kernel, kWarpgroupSize, kMmaSharedBytes<kColumns>, d, params);
+}
+
+template <typename T>
+void launch_mma_of(const TensorView& d, const MmaParams& params, bool a_registers,
+                   bool transposed_b) {
+  switch (d.size(1)) {
+    case 64:
+      return launch_mma<T, 64>(d, params, a_registers, transposed_b);
+    case 128:
+      return launch_mma<T, 128>(d, params, a_registers, transposed_b);
+    case 256:
+      return launch_mma<T, 256>(d, params, a_registers, transposed_b);
+    default:
+      TVM_FFI_THROW(ValueError) << "wgmma: no instance has " << d.size(1) << " columns";
+  }
+}
+
+// a [64, 128], b [N, 128] or, transposed, [128, N], c and d [64, N]; all contiguous.
+void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows,
+           bool a_registers, bool transposed_b, bool accumulate) {
+  MmaParams params = {};
+  params.a = panel_map(a, 64);
+  params.b = panel_map(b, static_cast<int>(box_rows));
+  params.a_pairs = static_cast<const uint32_t*>(a.data_ptr());
+  params.c = static_cast<const float*>(c.data_ptr());
+  params.d = static_cast<float*>(d.data_ptr());
+  params.box_rows = static_cast<int>(box_rows);
+  params.accumulate = accumulate;
+  if (dtype_of(a) == DType::bf16) {
+    launch_mma_of<bf16>(d, params, a_registers, transposed_b);
+  } else {
+    launch_mma_of<f16>(d, params, a_registers, transposed_b);
+  }
+}
+
+// -- copies ---------------------------------------------------------------------------------------
+
+constexpr int kCopyThreads = 128;
+
+struct CopyParams {
+  TensorMap map;
+  int dims, at[5];  // innermost first
+  int bytes;        // of the box, a multiple of 16
+  uint4* out;
+};
+
+__global__ __launch_bounds__(kCopyThreads) void CopyKernel(const __grid_constant__ CopyParams p) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  uint64_t* const barrier = reinterpret_cast<uint64_t*>(smem + p.bytes);
+  uint4* const box = reinterpret_cast<uint4*>(smem);
+  // What the copy does not write shows as NaN.
+  for (int i = threadIdx.x; i < p.bytes / 16; i += kCopyThreads) {
+    box[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
+  }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  fence_shared_for_async();
+#endif
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&p.map);
+    mbarrier_init(barrier);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mbarrier_arrive_expect_tx(barrier, p.bytes);
+    if (p.dims == 4) {
+      copy_box(shared_address(smem), &p.map, barrier, p.at[0], p.at[1], p.at[2], p.at[3]);
+    } else {
+      copy_box(shared_address(smem), &p.map, barrier, p.at[0], p.at[1], p.at[2], p.at[3], p.at[4]);
+    }
+  }
+  mbarrier_wait_parity(barrier, 0, "a box");
+  for (int i = threadIdx.x; i < p.bytes / 16; i += kCopyThreads) p.out[i] = box[i];
+}
+
+// Copies the box at `at` [dims] of the tensor at the address of `data`, of its element type.
+// `layout` [dims, 3] has size, stride in bytes and edge of the box of each dimension, innermost
+// first; `layout`, `at` and `map` [16] are int64 on the CPU. Returns the error of the encoder, or
+// writes `out`, which is as large as the box.
+int64_t copy_box_of(TensorView data, TensorView layout, TensorView at, TensorView map,
+                    TensorView out) {
+  CopyParams params = {};
+  params.dims = static_cast<int>(layout.size(0));
+  const auto* const rows = static_cast<const int64_t*>(layout.data_ptr());
+  const auto* const starts = static_cast<const int64_t*>(at.data_ptr());
+  TensorMapShape shape;
+  for (int i = 0; i < params.dims; ++i) {
+    shape.dim(rows[3 * i], rows[3 * i + 1], static_cast<uint32_t>(rows[3 * i + 2]));
+    params.at[i] = static_cast<int>(starts[i]);
+  }
+  const cudaError_t status = encode_tensor_map(params.map, dtype_of(data), data.data_ptr(), shape);
+  if (status != cudaSuccess) return status;
+  for (int i = 0; i < 16; ++i) {
+    static_cast<int64_t*>(map.data_ptr())[i] = static_cast<int64_t>(params.map.words[i]);
+  }
+  params.bytes = static_cast<int>(out.size(0));
+  params.out = static_cast<uint4*>(out.data_ptr());
+  launch_one(CopyKernel, kCopyThreads, params.bytes + 16, out, params);
+  return cudaSuccess;
+}
+
+// -- pipeline -------------------------------------------------------------------------------------
+
+constexpr int kConsumers = 2, kStages = 2;
+constexpr int kBlockRows = 64, kBlockBytes = kBlockRows * 128;
+constexpr int kNumbers = 192;  // of a consumer thread: more than the 168 registers at launch
+constexpr int kPipelineThreads = kWarpgroupSize * (1 + kConsumers);
+
+struct PipelineParams {
+  TensorMap map;  // [1, 1, blocks * 64, 64]
+  int blocks;
+  uint4* out;            // [blocks, kBlockBytes / 16]
+  const float* numbers;  // [kNumbers, consumer threads]
+  float* sums;           // [kNumbers, consumer threads]
+};
+
+struct PipelineStorage {
+  unsigned char stages[kStages][kBlockBytes];
+  uint4 exchange[kConsumers][kBlockBytes / kConsumers / 16];
+  uint64_t full[kStages], empty[kStages];
+};
+
+__global__ __launch_bounds__(kPipelineThreads,
+                             1) void PipelineKernel(const __grid_constant__ PipelineParams p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) unsigned char smem[];
+  PipelineStorage& shared = *reinterpret_cast<PipelineStorage*>(smem);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(&shared.full[i], 1);
+      mbarrier_init(&shared.empty[i], kConsumers * 4);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp < 4) {
+    decrease_registers<40>();
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < p.blocks; ++i) {
+      const int stage = i % kStages, parity = i / kStages % 2;
+      mbarrier_wait_parity(&shared.empty[stage], parity ^ 1, "an empty stage");
+      if (i % 3 == 2) __nanosleep(3000);  // now the consumers wait, now the producer
+      mbarrier_arrive_expect_tx(&shared.full[stage], kBlockBytes);
+      copy_box(shared_address(shared.stages[stage]), &p.map, &shared.full[stage], 0, i * kBlockRows,
+               0, 0);
+    }
+    return;
+  }
+  increase_registers<232>();
+  constexpr int kChunks = kBlockBytes / kConsumers / 16;  // of a consumer, two a thread
+  const int consumer = warp / 4 - 1, thread = threadIdx.x % kWarpgroupSize;
+  for (int i = 0; i < p.blocks; ++i) {
+    const int stage = i % kStages, parity = i / kStages % 2;
+    mbarrier_wait_parity(&shared.full[stage], parity, "a full stage");
+    const uint4* const from =
+        reinterpret_cast<const uint4*>(shared.stages[stage]) + consumer * kChunks;
+    uint4 first = from[thread], second = from[thread + kChunks / 2];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[stage]);
+    // Each thread writes what another one of its warpgroup has read.
+    if ((i + warp) % 4 == 0) __nanosleep(2000);
+    shared.exchange[consumer][thread] = first;
+    shared.exchange[consumer][thread + kChunks / 2] = second;
+    named_barrier(1 + consumer, kWarpgroupSize);
+    const int mirrored = kChunks - 1 - thread;
+    first = shared.exchange[consumer][mirrored];
+    second = shared.exchange[consumer][mirrored - kChunks / 2];
+    named_barrier(1 + consumer, kWarpgroupSize);
+    uint4* const out = p.out + (i * kConsumers + consumer) * kChunks;
+    out[mirrored] = first;
+    out[mirrored - kChunks / 2] = second;
+  }
+  // All numbers are in registers at the barrier, because no load may cross it.
+  const int consumer_thread = threadIdx.x - kWarpgroupSize;
+  constexpr int kConsumerThreads = kConsumers * kWarpgroupSize;
+  float numbers[kNumbers];
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) numbers[i] = p.numbers[i * kConsumerThreads + consumer_thread];
+  named_barrier(1 + consumer, kWarpgroupSize);
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) {
+    p.sums[i * kConsumerThreads + consumer_thread] = numbers[i] + numbers[(i + 101) % kNumbers];
+  }
+#endif
+}
+
+// data [blocks * 64, 64] in 16 bits, out its bytes as they lie in shared memory; numbers and sums
+// [192, 256] f32.
+void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView sums) {
+  PipelineParams params = {};
+  params.map = panel_map(data, kBlockRows);
+  params.blocks = static_cast<int>(data.size(0) / kBlockRows);
+  params.out = static_cast<uint4*>(out.data_ptr());
+  params.numbers = static_cast<const float*>(numbers.data_ptr());
+  params.sums = static_cast<float*>(sums.data_ptr());
+  launch_one(PipelineKernel, kPipelineThreads, sizeof(PipelineStorage), data, params);
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(wgmma, wgmma);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_box, copy_box_of);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(pipeline, pipeline);
