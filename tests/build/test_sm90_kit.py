@@ -17,9 +17,10 @@ from precast._plan.includes import include_closure
 from precast._plan.spec import ModuleSpec
 
 HEADER = ROOT / "include/precast/core/sm90/wgmma.cuh"
-#: Columns and type of an instruction, and what starts its operand A: registers or a descriptor.
+#: Whether D is added to, columns, type, and what starts operand A: registers or a descriptor.
 INSTRUCTION = re.compile(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.\2\s*\{[^}]*\},\s*(\{|%)"
+    r"setp\.ne\.u32 p, ([01]), 0;\s*wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.\3"
+    r"\s*\{[^}]*\},\s*(\{|%)"
 )
 
 
@@ -37,8 +38,8 @@ def users() -> list[ModuleSpec]:
     return specs
 
 
-def instructions(spec: ModuleSpec, folder: Path) -> set[tuple[str, int, str]]:
-    """Form, columns and type of every wgmma in the PTX of a module."""
+def instructions(spec: ModuleSpec, folder: Path) -> set[tuple[str, str, int, str]]:
+    """Forms, columns and type of every wgmma in the PTX of a module."""
     found = set()
     toolchain = find_toolchain()
     for source in spec.sources:
@@ -47,8 +48,12 @@ def instructions(spec: ModuleSpec, folder: Path) -> set[tuple[str, int, str]]:
             flags = [*spec.compile_flags(source), *location_flags(spec, source)]
             argv = [*toolchain.nvcc_command(), *flags, "-ptx", "-o", ptx, spec.source_path(source)]
             run(argv)
-            for columns, dtype, start in INSTRUCTION.findall(ptx.read_text()):
-                found.add(("rs" if start == "{" else "ss", int(columns), dtype))
+            text = ptx.read_text()
+            rows = INSTRUCTION.findall(text)
+            assert len(rows) == text.count("wgmma.mma_async.sync")
+            for added, columns, dtype, start in rows:
+                how, form = "add" if added == "1" else "new", "rs" if start == "{" else "ss"
+                found.add((how, form, int(columns), dtype))
     return found
 
 
@@ -58,8 +63,8 @@ def test_every_instance_of_the_table_is_used(tmp_path: Path) -> None:
     assert specs
     used = set().union(*(instructions(spec, tmp_path) for spec in specs))
     table = {
-        (form, columns, dtype)
-        for form, row in wgmma.COLUMNS.items()
+        (*forms, columns, dtype)
+        for forms, row in wgmma.COLUMNS.items()
         for columns in row
         for dtype in wgmma.TYPES.values()
     }

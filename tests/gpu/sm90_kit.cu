@@ -11,6 +11,8 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 
+#include <type_traits>
+
 #include "precast/core/sm90/mbarrier.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
@@ -60,7 +62,6 @@ struct MmaParams {
   const float* c;           // [64, N]
   float* d;                 // [64, N]
   int box_rows;             // of B: 8 for atoms of all panels, else all rows
-  bool accumulate;
 };
 
 template <int kColumns>
@@ -72,7 +73,21 @@ __device__ int row_of(int i) {
 }
 __device__ int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-template <typename T, int kColumns, bool kARegisters, bool kTransposedB>
+// Issues one wgmma. `is_first`: nothing is in D yet, unless it is to be added to.
+template <typename T, int kColumns, bool kNew, bool kTransposedB, typename A>
+__device__ void multiply(float (&d)[kColumns / 2], const A& a, uint64_t b, bool is_first) {
+  using Mma = Wgmma<T, kColumns>;
+  if constexpr (std::is_array<A>::value) {
+    Mma::template add_rs<kTransposedB>(d, a, b);
+  } else if constexpr (kNew) {
+    is_first ? Mma::template new_ss<kTransposedB>(d, a, b)
+             : Mma::template add_ss<kTransposedB>(d, a, b);
+  } else {
+    Mma::template add_ss<kTransposedB>(d, a, b);
+  }
+}
+
+template <typename T, int kColumns, bool kNew, bool kARegisters, bool kTransposedB>
 __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kABytes = 64 * kDepth * 2, kBBytes = kColumns * kDepth * 2;
@@ -113,8 +128,10 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     }
   }
   float d[kColumns / 2];
+  if constexpr (!kNew) {
 #pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) d[i] = p.c[row_of(i) * kColumns + column_of(i)];
+    for (int i = 0; i < kColumns / 2; ++i) d[i] = p.c[row_of(i) * kColumns + column_of(i)];
+  }
 
   mbarrier_wait_parity(barrier, 0, "operands");
   wgmma_fence();
@@ -123,12 +140,11 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     const int panel = step / kStepsOfPanel, in_panel = step % kStepsOfPanel * 32;
     const uint64_t b_step =
         b_descriptor + ((kTransposedB ? step * 2 * step_b : panel * panel_step_b + in_panel) >> 4);
-    const bool accumulate = step > 0 || p.accumulate;
     if constexpr (kARegisters) {
-      Wgmma<T, kColumns>::template rs<kTransposedB>(d, a_registers[step], b_step, accumulate);
+      multiply<T, kColumns, kNew, kTransposedB>(d, a_registers[step], b_step, step == 0);
     } else {
-      Wgmma<T, kColumns>::template ss<kTransposedB>(
-          d, a_descriptor + ((panel * 64 * 128 + in_panel) >> 4), b_step, accumulate);
+      const uint64_t a_step = a_descriptor + ((panel * 64 * 128 + in_panel) >> 4);
+      multiply<T, kColumns, kNew, kTransposedB>(d, a_step, b_step, step == 0);
     }
   }
   wgmma_commit_group();
@@ -152,38 +168,51 @@ TensorMap panel_map(const TensorView& tensor, int box_rows) {
   return map;
 }
 
-template <typename T, int kColumns>
-void launch_mma(const TensorView& d, const MmaParams& params, bool a_registers, bool transposed_b) {
+// What is the same for all instances of a call.
+struct MmaCall {
+  const TensorView& d;
+  const MmaParams& params;
+  bool is_new, a_registers, transposed_b;
+};
+
+template <typename T, int kColumns, bool kTransposedB>
+void launch_mma(const MmaCall& call) {
   void (*kernel)(MmaParams) = nullptr;
-  if (a_registers) {
-    kernel =
-        transposed_b ? MmaKernel<T, kColumns, true, true> : MmaKernel<T, kColumns, true, false>;
+  if (call.a_registers && !call.is_new) {
+    kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
   } else if constexpr (kColumns <= 128) {
-    kernel =
-        transposed_b ? MmaKernel<T, kColumns, false, true> : MmaKernel<T, kColumns, false, false>;
+    if (!call.a_registers) {
+      kernel = call.is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
+                           : MmaKernel<T, kColumns, false, false, kTransposedB>;
+    }
   }
   if (kernel == nullptr) TVM_FFI_THROW(ValueError) << "wgmma: no such instance";
-  launch_one(kernel, kWarpgroupSize, kMmaSharedBytes<kColumns>, d, params);
+  launch_one(kernel, kWarpgroupSize, kMmaSharedBytes<kColumns>, call.d, call.params);
+}
+
+template <typename T, int kColumns>
+void launch_mma_of(const MmaCall& call) {
+  call.transposed_b ? launch_mma<T, kColumns, true>(call) : launch_mma<T, kColumns, false>(call);
 }
 
 template <typename T>
-void launch_mma_of(const TensorView& d, const MmaParams& params, bool a_registers,
-                   bool transposed_b) {
-  switch (d.size(1)) {
+void launch_mma_of_type(const MmaCall& call) {
+  switch (call.d.size(1)) {
     case 64:
-      return launch_mma<T, 64>(d, params, a_registers, transposed_b);
+      return launch_mma_of<T, 64>(call);
     case 128:
-      return launch_mma<T, 128>(d, params, a_registers, transposed_b);
+      return launch_mma_of<T, 128>(call);
     case 256:
-      return launch_mma<T, 256>(d, params, a_registers, transposed_b);
+      return launch_mma_of<T, 256>(call);
     default:
-      TVM_FFI_THROW(ValueError) << "wgmma: no instance has " << d.size(1) << " columns";
+      TVM_FFI_THROW(ValueError) << "wgmma: no instance has " << call.d.size(1) << " columns";
   }
 }
 
-// a [64, 128], b [N, 128] or, transposed, [128, N], c and d [64, N]; all contiguous.
-void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows,
-           bool a_registers, bool transposed_b, bool accumulate) {
+// a [64, 128], b [N, 128] or, transposed, [128, N], c and d [64, N]; all contiguous. If D is new,
+// c is not read.
+void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows, bool is_new,
+           bool a_registers, bool transposed_b) {
   MmaParams params = {};
   params.a = panel_map(a, 64);
   params.b = panel_map(b, static_cast<int>(box_rows));
@@ -191,12 +220,8 @@ void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_r
   params.c = static_cast<const float*>(c.data_ptr());
   params.d = static_cast<float*>(d.data_ptr());
   params.box_rows = static_cast<int>(box_rows);
-  params.accumulate = accumulate;
-  if (dtype_of(a) == DType::bf16) {
-    launch_mma_of<bf16>(d, params, a_registers, transposed_b);
-  } else {
-    launch_mma_of<f16>(d, params, a_registers, transposed_b);
-  }
+  const MmaCall call = {d, params, is_new, a_registers, transposed_b};
+  dtype_of(a) == DType::bf16 ? launch_mma_of_type<bf16>(call) : launch_mma_of_type<f16>(call);
 }
 
 // -- copies ---------------------------------------------------------------------------------------

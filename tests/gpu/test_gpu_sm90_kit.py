@@ -38,28 +38,25 @@ def numbers(shape, exact: bool, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, device="cuda", generator=generator)
 
 
-@pytest.mark.parametrize("accumulate", [False, True], ids=["new", "added"])
 @pytest.mark.parametrize("in_atoms", [False, True], ids=["panels", "atoms"])
 @pytest.mark.parametrize("transposed_b", [False, True], ids=["k_major", "n_major"])
 @pytest.mark.parametrize(
-    ("form", "columns"), [(form, n) for form, row in wgmma.COLUMNS.items() for n in row]
+    ("how", "form", "columns"), [(*forms, n) for forms, row in wgmma.COLUMNS.items() for n in row]
 )
 @pytest.mark.parametrize("name", wgmma.TYPES)
-def test_wgmma(name, form, columns, transposed_b, in_atoms, accumulate, generator):
+def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
     """Every instance, with B in one box (panel after panel) or in boxes of eight rows."""
     for exact in (True, False):
         a = numbers((64, DEPTH), exact, generator).to(TYPES[name])
         b = numbers((columns, DEPTH), exact, generator).to(TYPES[name])
         c = numbers((64, columns), exact, generator)
         want, size = a.double() @ b.double().T, a.double().abs() @ b.double().abs().T
-        if accumulate:
+        if how == "add":
             want, size = want + c, size + c.abs()
-        else:
-            c.fill_(math.nan)  # The first instruction must not read it.
         memory = b.T.contiguous() if transposed_b else b
         box_rows = 8 if in_atoms else memory.shape[0]
         d = torch.full_like(c, math.nan)
-        kit("wgmma")(a, memory, c, d, box_rows, form == "rs", transposed_b, accumulate)
+        kit("wgmma")(a, memory, c, d, box_rows, how == "new", form == "rs", transposed_b)
         if exact:
             assert torch.equal(d.double(), want)
         else:
