@@ -109,7 +109,8 @@ disable_split_kv : bool
 uniform_q_len : int, optional
     Queries of every request, as ``max_token_per_sequence``.
 backend : str
-    ``auto``, ``fa2``, or ``fa3`` on compute capability 9.0: the same kernels.
+    ``fa2``: the kernels of every GPU. ``fa3``, on compute capability 9.0 alone: those for Hopper,
+    where they have what a plan asks for. ``auto``: the faster ones.
 o_dtype : torch.dtype, optional
     Of the output. Default: that of ``q``.
 """

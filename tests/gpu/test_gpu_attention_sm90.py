@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention kernels for Hopper: random cases against the references, and what they promise.
+
+Everything else that tests attention runs on them, too, where a call is one of theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+from attention_calls import WORKSPACE_BYTES, call, expected, make, problem
+from attention_cases import Case, Space, draw
+from attention_dense import causal, dense, indptr
+
+import precast
+from precast._ops.attention import kernels, sm90
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = pytest.mark.skipif(not IS_HOPPER, reason="needs compute capability 9.0")
+
+SHARDS, CASES = 20, 60
+FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))
+HEAD_DIMS = sorted(sm90._HEAD_DIMS)
+SPACE = Space(kv_dtypes=(), head_dims=tuple(HEAD_DIMS))
+BF16 = torch.bfloat16
+HEADS, KV_HEADS = 8, 2
+
+
+def _is_theirs(case: Case) -> bool:
+    rows = max(case.q_lens) * case.group
+    return (
+        case.kind in ("paged", "ragged", "single_prefill")
+        and (case.kind != "paged" or case.page_size % 8 == 0)
+        and not (case.mask or case.logits_soft_cap or case.pos_encoding_mode != "NONE")
+        and (case.sm_scale is None or case.sm_scale > 0)
+        and rows >= sm90._FEWEST_ROWS
+    )
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_cases(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = (FIRST + shard) << 20
+    print(f"PRECAST_TEST_SEED={FIRST}: seeds from {first} on")
+    workspace = torch.full((WORKSPACE_BYTES,), 0xFF, dtype=torch.uint8, device="cuda")
+    drawn = (draw(seed, SPACE) for seed in range(first, first + 400 * CASES))
+    problems, count = [], 0
+    for case in itertools.islice(filter(_is_theirs, drawn), CASES):
+        count += 1
+        batch = make(case, "cuda")
+        text = problem(case, call(case, batch, workspace), expected(case, batch))
+        if text:
+            problems.append(text)
+    assert problems == []
+    assert count == CASES, "few cases are theirs"
+
+
+def workspace() -> torch.Tensor:
+    return torch.full((256 << 20,), 0xFF, dtype=torch.uint8, device="cuda")
+
+
+class Batch:
+    """Requests of random lengths, ragged and in pages of any size; what is behind them is NaN."""
+
+    def __init__(self, q_lens, kv_lens, generator, head_dims=(128, 128), heads=(HEADS, KV_HEADS)):
+        self.heads, self.head_dims = heads, head_dims
+        self.q_lens, self.kv_lens = q_lens, kv_lens
+        self.q_bounds, self.kv_bounds = indptr(q_lens), indptr(kv_lens)
+        tokens, dims = sum(kv_lens), head_dims
+
+        def random(*shape):
+            return torch.randn(shape, device="cuda", dtype=BF16, generator=generator)
+
+        self.q = _padded(random(sum(q_lens), heads[0], dims[0]))
+        self.k = _padded(random(tokens, heads[1], dims[0]))
+        self.v = _padded(random(tokens, heads[1], dims[1]))
+
+    def pages(self, page_size, generator):
+        """The same tokens in pages; table entries behind the last one name no page."""
+        counts = [-(-n // page_size) for n in self.kv_lens]
+        total = sum(counts)
+        places = torch.randperm(total + 3, device="cuda", generator=generator)[:total]
+        caches = []
+        for x in (self.k, self.v):
+            cache = x.new_full((total + 3, page_size, *x.shape[1:]), torch.nan)
+            for i, (first, count) in enumerate(zip(indptr(counts).tolist(), counts)):
+                entries = x.new_full((count * page_size, *x.shape[1:]), torch.nan)
+                begin = int(self.kv_bounds[i])
+                entries[: self.kv_lens[i]] = x[begin : begin + self.kv_lens[i]]
+                cache[places[first : first + count]] = entries.view(count, *cache.shape[1:])
+            caches.append(cache)
+        garbage = torch.full((5,), 0x7FFFFFF0, dtype=torch.int32, device="cuda")
+        last = [(n - 1) % page_size + 1 if n else 0 for n in self.kv_lens]
+        table = indptr(counts), torch.cat([places.int(), garbage]), torch.tensor(last).int()
+        return table, tuple(caches)
+
+    def sizes(self):
+        return *self.heads, self.head_dims[0]
+
+    def expected(self, **options):
+        outs, sums = [], []
+        for i, n in enumerate(self.q_lens):
+            (q0, q1), (k0, k1) = (x[i : i + 2].tolist() for x in (self.q_bounds, self.kv_bounds))
+            mask = causal(n, k1 - k0).cuda() if options.get("causal") else None
+            out, lse = dense(self.q[q0:q1], self.k[k0:k1], self.v[k0:k1], mask)
+            outs.append(out)
+            sums.append(lse)
+        return torch.cat(outs), torch.cat(sums)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """The same with NaN before and behind it."""
+    memory = x.new_full((x.shape[0] + 64, *x.shape[1:]), torch.nan)
+    memory[32 : 32 + x.shape[0]] = x
+    return memory[32 : 32 + x.shape[0]]
+
+
+def run_ragged(batch: Batch, on_device=False, **options):
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    bounds = batch.q_bounds, batch.kv_bounds
+    bounds = [x.cuda() for x in bounds] if on_device else bounds
+    wrapper.plan(
+        *bounds, *batch.sizes(), head_dim_vo=batch.head_dims[1], q_data_type=BF16, **options
+    )
+    assert wrapper._plan.shape.sm90
+    return wrapper.run(batch.q, batch.k, batch.v, return_lse=True)
+
+
+def run_paged(batch: Batch, page_size, generator, kv_layout="NHD", **options):
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace(), kv_layout)
+    table, caches = batch.pages(page_size, generator)
+    if kv_layout == "HND":
+        caches = tuple(x.transpose(1, 2).contiguous() for x in caches)
+    wrapper.plan(
+        batch.q_bounds,
+        *table,
+        *batch.sizes(),
+        page_size,
+        head_dim_vo=batch.head_dims[1],
+        q_data_type=BF16,
+        **options,
+    )
+    assert wrapper._plan.shape.sm90
+    return wrapper.run(batch.q, caches, return_lse=True)
+
+
+LENGTHS = [1, 0, 129, 300, 64], [500, 77, 129, 1000, 64]
+
+
+@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_page_sizes_do_not_change_a_bit(head_dims, is_causal, generator):
+    batch = Batch(*LENGTHS, generator, head_dims)
+    out, lse = run_ragged(batch, causal=is_causal)
+    want, sums = batch.expected(causal=is_causal)
+    torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse.double(), sums, atol=1e-3, rtol=1e-3)
+    for page_size, layout in itertools.product((8, 16, 24, 64, 128, 256), ("NHD", "HND")):
+        again, again_lse = run_paged(batch, page_size, generator, layout, causal=is_causal)
+        assert torch.equal(again, out), page_size
+        assert torch.equal(again_lse, lse), page_size
+
+
+def test_lengths_on_the_device_change_nothing(generator):
+    batch = Batch(*LENGTHS, generator)
+    for mine, others in zip(run_ragged(batch), run_ragged(batch, on_device=True)):
+        assert torch.equal(mine, others)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 12, 16, 40, 64])
+def test_groups(group, generator):
+    """Tiles have whole groups, so some rows of a tile may be empty."""
+    batch = Batch([130, 70], [200, 70], generator, heads=(2 * group, 2))
+    out, lse = run_ragged(batch, causal=True)
+    want, sums = batch.expected(causal=True)
+    torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse.double(), sums, atol=1e-3, rtol=1e-3)
+
+
+def test_a_batch_of_no_tokens(generator):
+    batch = Batch([200, 90], [0, 0], generator)
+    out, lse = run_ragged(batch)
+    assert out.eq(0).all()
+    assert lse.eq(-torch.inf).all()
+
+
+def test_results_of_a_request_with_a_split_size_do_not_depend_on_the_batch(generator):
+    batch = Batch([200, 90, 300], [1000, 90, 700], generator)
+    out, lse = run_ragged(batch, causal=True, fixed_split_size=256)
+    for i in range(3):
+        (q0, q1), (k0, k1) = (x[i : i + 2].tolist() for x in (batch.q_bounds, batch.kv_bounds))
+        alone = Batch([batch.q_lens[i]], [batch.kv_lens[i]], generator)
+        alone.q, alone.k, alone.v = batch.q[q0:q1], batch.k[k0:k1], batch.v[k0:k1]
+        own, own_lse = run_ragged(alone, causal=True, fixed_split_size=256)
+        assert torch.equal(own, out[q0:q1])
+        assert torch.equal(own_lse, lse[q0:q1])
+
+
+def test_a_graph_with_new_lengths_and_contents(generator):
+    most = Batch([300, 300], [700, 900], generator)
+    q, k, v = (x.clone() for x in (most.q, most.k, most.v))
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(
+        workspace(),
+        use_cuda_graph=True,
+        qo_indptr_buf=torch.zeros(3, dtype=torch.int32, device="cuda"),
+        kv_indptr_buf=torch.zeros(3, dtype=torch.int32, device="cuda"),
+    )
+    wrapper.plan(most.q_bounds, most.kv_bounds, *most.sizes(), causal=True, q_data_type=BF16)
+    out = torch.empty_like(q)
+    wrapper.run(q, k, v, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        wrapper.run(q, k, v, out=out)
+    for lengths in ([300, 300], [700, 900]), ([10, 250], [10, 1500]), ([0, 600], [5, 600]):
+        batch = Batch(*lengths, generator)
+        q[: len(batch.q)].copy_(batch.q)
+        k[: len(batch.k)].copy_(batch.k)
+        v[: len(batch.v)].copy_(batch.v)
+        plan = batch.q_bounds, batch.kv_bounds, *batch.sizes()
+        wrapper.plan(*plan, causal=True, q_data_type=BF16)
+        graph.replay()
+        want, _ = batch.expected(causal=True)
+        torch.testing.assert_close(out[: len(want)].double(), want, atol=1e-2, rtol=1e-2)
+
+
+def test_single_prefill_runs_on_them(generator, monkeypatch):
+    launched = []
+    inner = kernels.run_ragged_sm90[BF16, 128, 128, torch.cuda.current_device()]
+    monkeypatch.setitem(
+        kernels.run_ragged_sm90,
+        (BF16, 128, 128, torch.cuda.current_device()),
+        lambda *args: launched.append(1) or inner(*args),
+    )
+    batch = Batch([300], [400], generator)
+    out = precast.single_prefill_with_kv_cache(batch.q, batch.k, batch.v, causal=True)
+    assert launched == [1]
+    want, _ = batch.expected(causal=True)
+    torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
