@@ -53,8 +53,6 @@ def test_a_tile_has_whole_groups_of_heads(group, head_dim_vo, rows):
 @pytest.mark.parametrize(
     "other",
     [
-        {"page_size": 4},
-        {"page_size": 20},
         {"head_dim_qk": 80, "head_dim_vo": 80},
         {"head_dim_qk": 192, "head_dim_vo": 192},
         {"num_qo_heads": 8 * 65},

@@ -6,8 +6,7 @@
 //          V; its two or three consumer warpgroups compute 64 packed rows each. They meet at
 //          mbarriers alone.
 // Traffic  K and V are read once for every tile of packed queries.
-// Limits   Pages of a multiple of eight tokens, strides that TMA can express, and no change of
-//          scores but causal mask and window.
+// Limits   No change of scores but causal mask and window.
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608: warp specialisation and the overlap of
 //          softmax and MMAs. PackGQA, split-KV and schedule: attention/attention.cuh.
 #pragma once
@@ -36,8 +35,9 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
-    shared.k.init(1, Tile::kConsumerWarps);
-    shared.v.init(1, Tile::kConsumerWarps);
+    const uint32_t arrivals = params.kv_copy == KvCopy::rows ? 32 : 1;
+    shared.k.init(arrivals, Tile::kConsumerWarps);
+    shared.v.init(arrivals, Tile::kConsumerWarps);
     shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();

@@ -37,15 +37,15 @@ class Sm90Consumer {
       : p_(params.p), shared_(shared), buffers_(buffers), consumer_(consumer) {
     scale_ = p_.scale * kLog2E;
     if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
-    // One copy of ragged tokens is panel by panel, copies of pages are atom by atom.
-    const bool ragged = is_ragged(p_);
+    has_panels_ = params.kv_copy != KvCopy::atoms;
+    fences_ = params.kv_copy == KvCopy::rows;
     constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
-    k_panel_step_ = (ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
-    k_descriptor_ =
-        wgmma_descriptor(buffers.k(0), ragged ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
-    const uint32_t v_step = ragged ? kAtomBytes : Tile::kDimV / kPanel * kAtomBytes;
-    v_descriptor_ =
-        wgmma_descriptor(buffers.v(0), v_step, ragged ? Tile::kBlockN * kPanelBytes : kAtomBytes);
+    k_panel_step_ = (has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
+    k_descriptor_ = wgmma_descriptor(buffers.k(0),
+                                     has_panels_ ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
+    const uint32_t v_step = has_panels_ ? kAtomBytes : Tile::kDimV / kPanel * kAtomBytes;
+    v_descriptor_ = wgmma_descriptor(buffers.v(0), v_step,
+                                     has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes);
     v_step_ = 2 * v_step >> 4;  // 16 tokens
     q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * kPanel * kPanelBytes, kAtomBytes);
   }
@@ -74,6 +74,14 @@ class Sm90Consumer {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
   }
 
+  // Waits for a KV block. Why the fence: wgmma reads by another way than cp.async writes.
+  __device__ __forceinline__ void wait_full(PipelineBarriers<Tile::kStages>& barriers,
+                                            const PipelineState<Tile::kStages>& state,
+                                            const char* name) {
+    barriers.wait_full(state, name);
+    if (fences_) fence_shared_for_async();
+  }
+
   // Computes a work tile and writes its results.
   __device__ __forceinline__ void process(const BlockInfo& block) {
     AccO acc_o;
@@ -88,7 +96,7 @@ class Sm90Consumer {
       OperandP p;
       token -= Tile::kBlockN;
       shared_.q.wait_full(q_, "Q");
-      shared_.k.wait_full(k_, "the first K");
+      wait_full(shared_.k, k_, "the first K");
       if (block.work.kv_end - token <= Tile::kLeastN) {
         process_last_block<Tile::kLeastN>(block, token, rows, p);
       } else {
@@ -98,12 +106,12 @@ class Sm90Consumer {
       begin_turns();
       while (token > kv_begin) {
         token -= Tile::kBlockN;
-        shared_.k.wait_full(k_, "K");
+        wait_full(shared_.k, k_, "K");
         take_turn();
         wgmma_fence();
         multiply_qk<Tile::kBlockN>(acc_s);
         wgmma_commit_group();
-        shared_.v.wait_full(v_, "V");
+        wait_full(shared_.v, v_, "V");
         wgmma_fence();
         multiply_pv(acc_o, p);
         wgmma_commit_group();
@@ -127,7 +135,7 @@ class Sm90Consumer {
       end_turns();
       release(&shared_.q.empty[q_.stage]);
       q_.advance();
-      shared_.v.wait_full(v_, "the last V");
+      wait_full(shared_.v, v_, "the last V");
       wgmma_fence();
       multiply_pv(acc_o, p);
       wgmma_commit_group();
@@ -242,12 +250,12 @@ class Sm90Consumer {
   // Sets the values behind the first `count` tokens of the next block to 0. Why: their P is 0, but
   // memory that is not the request's may hold NaN.
   __device__ __forceinline__ void clear_values(int32_t count) {
-    shared_.v.wait_full(v_, "V of the end");
+    wait_full(shared_.v, v_, "V of the end");
     constexpr int kChunks = kPanelBytes / 16, kPanels = Tile::kDimV / kPanel;
     const uint32_t values = buffers_.v(v_.stage);
     // In units of 16 bytes: from eight rows to the next eight, and from panel to panel.
     const uint32_t atom_step = v_step_ / 2;
-    const uint32_t panel_step = is_ragged(p_) ? Tile::kBlockN * kChunks : kAtomRows * kChunks;
+    const uint32_t panel_step = has_panels_ ? Tile::kBlockN * kChunks : kAtomRows * kChunks;
     const int chunks = (Tile::kBlockN - count) * kPanels * kChunks;
     for (int i = Tile::thread(); i < chunks; i += Tile::kThreads) {
       const int row = count + i / (kPanels * kChunks), panel = i / kChunks % kPanels;
@@ -265,7 +273,9 @@ class Sm90Consumer {
   const int consumer_;
   float scale_;                                          // from scores to logits in base 2
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
-  uint32_t k_panel_step_, v_step_;                       // units of 16 bytes
+  // Whether a KV block lies panel by panel, not atom by atom; and whether cp.async has written it.
+  bool has_panels_, fences_;
+  uint32_t k_panel_step_, v_step_;  // units of 16 bytes
   PipelineState<Tile::kQueryStages> q_;
   PipelineState<Tile::kStages> k_, v_;
 };

@@ -50,6 +50,14 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
 #endif
 }
 
+// Arrives once the cp.async copies that this thread has started are complete.
+__device__ __forceinline__ void cp_async_arrive(uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+
 // Whether the phase of the mbarrier with this parity is complete; waits for it a limited time.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t is_complete = 1;

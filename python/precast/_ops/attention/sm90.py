@@ -2,7 +2,7 @@
 """Which calls the kernels of ``attention_sm90`` compute: by TMA and wgmma, on Hopper.
 
 What they lack is for the kernels of every GPU: short requests, keys of 8 bits, scores that are
-changed by more than a causal mask and a window, pages that are no multiple of eight tokens.
+changed by more than a causal mask and a window.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _DTYPES = frozenset({"f16": torch.float16, "bf16": torch.bfloat16}[d] for d in _AXES["dtype_q"])
 _HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
-#: Tokens of a page that are copied at once.
-_ATOM = 8
 #: Requests with fewer packed rows are for smaller tiles.
 _FEWEST_ROWS = 65
 _MOST_GROUP = 64
@@ -73,7 +71,6 @@ def runs(
         and dtypes[0] in _DTYPES
         and dtypes[1] is dtypes[0]
         and (shape.head_dim_qk, shape.head_dim_vo) in _HEAD_DIMS
-        and shape.page_size % _ATOM == 0
         and group <= _MOST_GROUP
         and (q_len is None or q_len * group >= _FEWEST_ROWS)
     )
