@@ -4,7 +4,8 @@
 //   wgmma      d = a b, or c + a b: one warpgroup, eight instructions on operands that TMA copies
 //   copy_box   what one TMA copy writes to shared memory, as it lies there
 //   pipeline   a tensor through a ring of two stages: a producer warpgroup and two consumers, which
-//              exchange what they read, and hold more registers than a thread has at launch
+//              exchange what they read, take turns, and hold more registers than a thread has at
+//              launch
 #include <cuda_runtime_api.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
@@ -295,6 +296,7 @@ int64_t copy_box_of(TensorView data, TensorView layout, TensorView at, TensorVie
 constexpr int kConsumers = 2, kStages = 2;
 constexpr int kBlockRows = 64, kBlockBytes = kBlockRows * 128;
 constexpr int kNumbers = 192;  // of a consumer thread: more than the 168 registers at launch
+constexpr int kFirstTurn = 1 + kConsumers;  // named barriers 1 and 2 are of one consumer each
 constexpr int kPipelineThreads = kWarpgroupSize * (1 + kConsumers);
 
 struct PipelineParams {
@@ -303,12 +305,14 @@ struct PipelineParams {
   uint4* out;            // [blocks, kBlockBytes / 16]
   const float* numbers;  // [kNumbers, consumer threads]
   float* sums;           // [kNumbers, consumer threads]
+  int* turns;            // [blocks * kConsumers]  whose turn it was
 };
 
 struct PipelineStorage {
   unsigned char stages[kStages][kBlockBytes];
   uint4 exchange[kConsumers][kBlockBytes / kConsumers / 16];
   uint64_t full[kStages], empty[kStages];
+  int turns;  // taken; no atomics, because a turn is one consumer's
 };
 
 __global__ __launch_bounds__(kPipelineThreads,
@@ -322,6 +326,7 @@ __global__ __launch_bounds__(kPipelineThreads,
       mbarrier_init(&shared.empty[i], kConsumers * 4);
     }
     fence_mbarrier_init();
+    shared.turns = 0;
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -341,6 +346,7 @@ __global__ __launch_bounds__(kPipelineThreads,
   increase_registers<232>();
   constexpr int kChunks = kBlockBytes / kConsumers / 16;  // of a consumer, two a thread
   const int consumer = warp / 4 - 1, thread = threadIdx.x % kWarpgroupSize;
+  if (consumer == 1) named_barrier_arrive(kFirstTurn, 2 * kWarpgroupSize);
   for (int i = 0; i < p.blocks; ++i) {
     const int stage = i % kStages, parity = i / kStages % 2;
     mbarrier_wait_parity(&shared.full[stage], parity, "a full stage");
@@ -361,6 +367,12 @@ __global__ __launch_bounds__(kPipelineThreads,
     uint4* const out = p.out + (i * kConsumers + consumer) * kChunks;
     out[mirrored] = first;
     out[mirrored - kChunks / 2] = second;
+    // Consumers take turns. The last one gives its turn to nobody.
+    named_barrier(kFirstTurn + consumer, 2 * kWarpgroupSize);
+    if (thread == 0) p.turns[shared.turns++] = consumer;
+    if (consumer == 0 || i + 1 < p.blocks) {
+      named_barrier_arrive(kFirstTurn + 1 - consumer, 2 * kWarpgroupSize);
+    }
   }
   // All numbers are in registers at the barrier, because no load may cross it.
   const int consumer_thread = threadIdx.x - kWarpgroupSize;
@@ -377,14 +389,16 @@ __global__ __launch_bounds__(kPipelineThreads,
 }
 
 // data [blocks * 64, 64] in 16 bits, out its bytes as they lie in shared memory; numbers and sums
-// [192, 256] f32.
-void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView sums) {
+// [192, 256] f32; turns [blocks * 2] int32.
+void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView sums,
+              TensorView turns) {
   PipelineParams params = {};
   params.map = panel_map(data, kBlockRows);
   params.blocks = static_cast<int>(data.size(0) / kBlockRows);
   params.out = static_cast<uint4*>(out.data_ptr());
   params.numbers = static_cast<const float*>(numbers.data_ptr());
   params.sums = static_cast<float*>(sums.data_ptr());
+  params.turns = static_cast<int*>(turns.data_ptr());
   launch_one(PipelineKernel, kPipelineThreads, sizeof(PipelineStorage), data, params);
 }
 

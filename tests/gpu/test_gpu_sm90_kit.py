@@ -234,14 +234,16 @@ def test_a_stride_of_zero(dimension, generator):
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 8, 9, 31, 200])
 def test_a_ring_of_two_stages(blocks, generator):
-    """Phases of mbarriers over many rounds, setmaxnreg, and barriers of one warpgroup."""
+    """Phases of mbarriers over many rounds, setmaxnreg, and barriers of one and two warpgroups."""
     data = random_bits(blocks * 64, 64, generator=generator)
     out = torch.full((data.numel() * 2,), 0xEE, dtype=torch.uint8, device="cuda")
     values = torch.randn(192, 256, device="cuda", generator=generator)
     sums = torch.full_like(values, math.nan)
-    kit("pipeline")(data, out, values, sums)
+    turns = torch.full((2 * blocks,), -1, dtype=torch.int32, device="cuda")
+    kit("pipeline")(data, out, values, sums, turns)
     assert torch.equal(unswizzled(out), data.view(torch.uint8))
     assert torch.equal(sums, values + values.roll(-101, 0))
+    assert turns.tolist() == [0, 1] * blocks
 
 
 def test_a_debug_build_says_what_it_waits_for():
