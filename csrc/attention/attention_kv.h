@@ -12,7 +12,7 @@ extern const DType attention_dtype_kv;
 
 // Keys or values of the plan's sizes.
 inline void check_cache(const Arg& cache, const Arg& q, const PlanShape& s, bool has_both, bool hnd,
-                 Dim& pages, int64_t head_dim) {
+                        Dim& pages, int64_t head_dim) {
   check_pages(TensorMatch(cache).same_device(q).dtype(attention_dtype_kv), s, has_both, hnd, pages,
               head_dim);
   check_rows(cache);
@@ -21,8 +21,9 @@ inline void check_cache(const Arg& cache, const Arg& q, const PlanShape& s, bool
 inline int64_t kv_bytes() { return to_dl(attention_dtype_kv).bits / 8; }
 
 inline void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorView out,
-               OptionalTensor lse, OptionalTensor sinks, TensorView block, double sm_factor,
-               double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
+                      OptionalTensor lse, OptionalTensor sinks, TensorView block, double sm_factor,
+                      double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale,
+                      bool enable_pdl) {
   const Arg queries = PRECAST_ARG("run_paged", q);
   const Arg keys = {"run_paged", v_cache.has_value() ? "paged_kv_cache[0]" : "paged_kv_cache",
                     k_cache};
@@ -54,8 +55,8 @@ inline void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, 
 }
 
 inline void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, OptionalTensor lse,
-                OptionalTensor sinks, TensorView block, double sm_factor, double out_scale,
-                OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
+                       OptionalTensor sinks, TensorView block, double sm_factor, double out_scale,
+                       OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
   const Arg queries = PRECAST_ARG("run_ragged", q);
   const Arg keys = PRECAST_ARG("run_ragged", k);
   const Arg values = PRECAST_ARG("run_ragged", v);
