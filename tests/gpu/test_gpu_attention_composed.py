@@ -338,7 +338,8 @@ def test_fa3_is_for_hopper(workspace: torch.Tensor) -> None:
         made = wrapper(workspace, backend=backend)
         made.plan(batch.rows, *batch.table, *SIZES, causal=True, **TYPES)
         results.append(made.run(batch.q, batch.cache))
-    assert torch.equal(*results)
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
+    assert made._plan.shape.sm90
 
 
 def test_sinks_by_position(workspace: torch.Tensor) -> None:

@@ -33,8 +33,8 @@ class Rows(Batch):
         shape = sum(q_lens), HEADS, DIM
         self.q = torch.randn(shape, device="cuda", generator=generator).to(BF16)
 
-    def planned(self, workspace: torch.Tensor, causal: bool = False) -> Any:
-        wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    def planned(self, workspace: torch.Tensor, causal: bool = False, backend: str = "auto") -> Any:
+        wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace, backend=backend)
         self.plan(wrapper, causal)
         return wrapper
 
@@ -57,7 +57,7 @@ def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("block_m", tiles.BLOCK_MS[1:])
+@pytest.mark.parametrize("block_m", [*tiles.BLOCK_MS[1:], 0])  # 0: what is chosen
 @pytest.mark.parametrize("q_lens, lens", CASES)
 def test_splits_are_combined(
     workspace: torch.Tensor,
@@ -70,8 +70,8 @@ def test_splits_are_combined(
 ) -> None:
     monkeypatch.setattr(tiles, "choose", lambda *_: block_m)
     batch = Rows(q_lens, lens, generator)
-    wrapper = batch.planned(workspace, causal)
-    assert wrapper._plan_info[0] == block_m
+    wrapper = batch.planned(workspace, causal, "fa2" if block_m else "auto")
+    assert not block_m or wrapper._plan_info[0] == block_m
     plan, counters = plan_of(wrapper)
     assert not counters.any()
     before = plan.clone()
