@@ -158,7 +158,7 @@ class Sm90Producer {
                                             int32_t begin, int32_t kv_end,
                                             const uint32_t (&pages)[kRowsOfLane],
                                             uint32_t target) const {
-    constexpr int kChunks = kDim / 8;  // of 16 bytes
+    constexpr int kChunks = kDim / 8;                       // of 16 bytes
     constexpr int kUnroll = Tile::kConsumers == 2 ? 4 : 2;  // as registers allow
     const uint4* const base = static_cast<const uint4*>(cache.data) + kv_head * cache.head_stride;
     const int lane = threadIdx.x % 32;
