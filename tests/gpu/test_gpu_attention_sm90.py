@@ -33,6 +33,7 @@ def _is_theirs(case: Case) -> bool:
     rows = max(case.q_lens) * case.group
     return (
         case.kind in ("paged", "ragged", "single_prefill")
+        and (case.kind != "paged" or case.page_size % 8 == 0)
         and not (case.mask or case.logits_soft_cap or case.pos_encoding_mode != "NONE")
         and (case.sm_scale is None or case.sm_scale > 0)
         and rows >= sm90._FEWEST_ROWS
@@ -128,7 +129,7 @@ def run_ragged(batch: Batch, on_device=False, **options):
 
 
 def run_paged(batch: Batch, page_size, generator, kv_layout="NHD", **options):
-    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace(), kv_layout)
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace(), kv_layout, backend="fa3")
     table, caches = batch.pages(page_size, generator)
     if kv_layout == "HND":
         caches = tuple(x.transpose(1, 2).contiguous() for x in caches)

@@ -59,24 +59,34 @@ def test_a_tile_has_whole_groups_of_heads(group, head_dim_vo, rows):
     ],
 )
 def test_what_the_kernels_lack_is_for_others(other):
-    assert sm90.runs((BF16, BF16), SHAPE, None, CPU)
-    assert not sm90.runs((BF16, BF16), SHAPE._replace(**other), None, CPU)
+    assert sm90.runs((BF16, BF16), SHAPE, CPU)
+    assert not sm90.runs((BF16, BF16), SHAPE._replace(**other), CPU)
 
 
 def test_keys_are_of_the_dtype_of_queries():
     for dtypes in ((BF16, F16), (F16, torch.float8_e4m3fn), (torch.float32, torch.float32)):
-        assert not sm90.runs(dtypes, SHAPE, None, CPU)
-    assert sm90.runs((F16, F16), SHAPE, None, CPU)
+        assert not sm90.runs(dtypes, SHAPE, CPU)
+    assert sm90.runs((F16, F16), SHAPE, CPU)
 
 
 def test_short_requests_are_for_smaller_tiles():
-    assert not sm90.runs((BF16, BF16), SHAPE, 16, CPU)  # 64 packed rows
-    assert sm90.runs((BF16, BF16), SHAPE, 17, CPU)
+    assert not sm90.suits((BF16, BF16), SHAPE, 16, CPU)  # 64 packed rows
+    assert sm90.suits((BF16, BF16), SHAPE, 17, CPU)
+    assert sm90.runs((BF16, BF16), SHAPE, CPU)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "expected"), [(0, True), (1, False), (20, False), (24, True)]
+)
+def test_pages_that_are_copied_row_by_row_are_for_others(page_size, expected):
+    shape = SHAPE._replace(page_size=page_size)
+    assert sm90.suits((BF16, BF16), shape, None, CPU) is expected
+    assert sm90.runs((BF16, BF16), shape, CPU)  # as backend="fa3" asks for
 
 
 def test_other_gpus_have_no_such_kernels(monkeypatch):
     monkeypatch.undo()
-    assert not sm90.runs((BF16, BF16), SHAPE, None, CPU)
+    assert not sm90.runs((BF16, BF16), SHAPE, CPU)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls the kernels of ``attention_sm90`` compute: by TMA and wgmma, on Hopper.
 
-What they lack is for the kernels of every GPU: short requests, keys of 8 bits, scores that are
-changed by more than a causal mask and a window.
+What they lack is for the kernels of every GPU: keys of 8 bits, scores that are changed by more than
+a causal mask and a window. So is what they are not faster at: short requests, and pages of other
+sizes than multiples of eight.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _DTYPES = frozenset({"f16": torch.float16, "bf16": torch.bfloat16}[d] for d in _AXES["dtype_q"])
 _HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
+#: Tokens that TMA copies at once. Pages of another size are copied row by row, which takes longer
+#: than all that the kernels of every GPU do.
+_ATOM = 8
 #: Requests with fewer packed rows are for smaller tiles.
 _FEWEST_ROWS = 65
 _MOST_GROUP = 64
@@ -58,13 +62,24 @@ def is_plain(options: Any) -> bool:
     )
 
 
-def runs(
+def suits(
     dtypes: tuple[Any, ...], shape: PlanShape, q_len: int | None, device: torch.device
 ) -> bool:
-    """Whether these kernels run a plan of plain scores; None is an unknown number of queries.
+    """Whether these kernels are the faster ones for a plan of plain scores.
 
-    ``dtypes`` are those of queries and of keys in kernels.
+    ``dtypes`` are those of queries and of keys in kernels; ``q_len`` is None where the host does
+    not know how many queries a request has.
     """
+    group = shape.num_qo_heads // shape.num_kv_heads
+    return (
+        shape.page_size % _ATOM == 0
+        and (q_len is None or q_len * group >= _FEWEST_ROWS)
+        and runs(dtypes, shape, device)
+    )
+
+
+def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> bool:
+    """Whether these kernels run a plan of plain scores."""
     group = shape.num_qo_heads // shape.num_kv_heads
     return (
         _is_hopper(device)
@@ -72,7 +87,6 @@ def runs(
         and dtypes[1] is dtypes[0]
         and (shape.head_dim_qk, shape.head_dim_vo) in _HEAD_DIMS
         and group <= _MOST_GROUP
-        and (q_len is None or q_len * group >= _FEWEST_ROWS)
     )
 
 

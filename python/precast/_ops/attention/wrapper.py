@@ -284,8 +284,13 @@ class AttentionWrapper(PlanAttributes):
         if self._use_cuda_graph and first.block_m and is_plain >= first.sm90:
             return shape._replace(block_m=first.block_m, sm90=first.sm90)
         if is_plain and self._requested_backend != "fa2":
-            longest = None if invariant or self._requested_backend == "fa3" else q_len
-            if not model.is_packed and sm90.runs(model.key[:2], shape, longest, self.device):
+            given = model.key[:2], shape
+            is_theirs = (
+                sm90.runs(*given, self.device)
+                if self._requested_backend == "fa3"
+                else sm90.suits(*given, None if invariant else q_len, self.device)
+            )
+            if is_theirs and not model.is_packed:
                 return sm90.with_tile(shape)
         if self._requested_backend == "fa3":
             backends.note_fa3()
