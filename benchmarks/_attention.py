@@ -35,10 +35,19 @@ class Batch(NamedTuple):
     dim: int = 128
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
+    dim_vo: int = 0  # 0: as dim
+    is_full: bool = False  # prefill without a causal mask
+    window_left: int = -1
+    page: int = PAGE
+    on_device: bool = False  # plan() gets lengths of prefills on the device
 
     @property
     def causal(self) -> bool:
-        return max(self.queries) > 1
+        return max(self.queries) > 1 and not self.is_full
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.dim, self.dim_vo or self.dim
 
     @property
     def uniform(self) -> bool:
@@ -47,31 +56,44 @@ class Batch(NamedTuple):
     @property
     def bytes_moved(self) -> int:
         """Bytes of the keys and values of each request once, of queries and of outputs."""
-        cache = 2 * sum(self.lengths) * self.kv_heads * self.kv_dtype.itemsize
-        return self.dim * (cache + 2 * sum(self.queries) * self.qo_heads * self.dtype.itemsize)
+        cache = sum(self.lengths) * self.kv_heads * self.kv_dtype.itemsize
+        return sum(self.dims) * (cache + sum(self.queries) * self.qo_heads * self.dtype.itemsize)
 
     @property
     def flops(self) -> int:
-        dims = self.dim, self.dim, self.qo_heads
-        return attention_flops_with_actual_seq_lens(self.queries, self.lengths, *dims, self.causal)
+        seen = self.queries, self.lengths, *self.dims, self.qo_heads
+        whole = attention_flops_with_actual_seq_lens(*seen, self.causal)
+        if self.window_left < 0:
+            return whole
+        # What lies before the window: of a query at position p, p - window_left tokens.
+        before = 0
+        for n, m in zip(self.queries, self.lengths, strict=True):
+            first, last = (max(0, p - self.window_left) for p in (m - n, m - 1))
+            before += (first + last) * (last - first + 1) // 2
+        return whole - 2 * before * self.qo_heads * sum(self.dims)
 
     @property
     def label(self) -> str:
         """The label of unusual heads, head size and dtype."""
         parts = [f"{self.qo_heads}/{self.kv_heads}"]
-        parts += [f"d{self.dim}"] * (self.dim != 128)
+        dims = f"d{self.dim}/{self.dim_vo}" if self.dim_vo else f"d{self.dim}"
+        parts += [dims] * (dims != "d128")
         parts += ["e4m3 KV"] * (self.kv_dtype.itemsize == 1)
+        parts += ["full"] * self.is_full
+        parts += [f"window {self.window_left}"] * (self.window_left >= 0)
+        parts += [f"pages of {self.page}"] * (self.page != PAGE)
+        parts += ["lengths on the GPU"] * self.on_device
         return " ".join(parts)
 
     # -- arguments --------------------------------------------------------------------------------
 
     def decode(self) -> Arguments:
         """Queries, keys and values in pages, and the three tensors of the page table."""
-        pages = [-(-n // PAGE) for n in self.lengths]
-        shape = sum(pages), PAGE, self.kv_heads, self.dim
+        pages = [-(-n // self.page) for n in self.lengths]
+        shape = sum(pages), self.page, self.kv_heads
         q = self._queries()
         indptr = _starts(pages, q.device)
-        last = [n - (p - 1) * PAGE for n, p in zip(self.lengths, pages, strict=True)]
+        last = [n - (p - 1) * self.page for n, p in zip(self.lengths, pages, strict=True)]
         last_page_len = torch.tensor(last, dtype=torch.int32, device=q.device)
         indices = torch.randperm(sum(pages), device=q.device).int()
         return q, *self._cache(shape), indptr, indices, last_page_len
@@ -85,7 +107,7 @@ class Batch(NamedTuple):
         """Queries, keys and values of all requests one after the other, and the start of each."""
         q = self._queries()
         bounds = _starts(self.queries, q.device), _starts(self.lengths, q.device)
-        return q, *self._cache((sum(self.lengths), self.kv_heads, self.dim)), *bounds
+        return q, *self._cache((sum(self.lengths), self.kv_heads)), *bounds
 
     def _queries(self) -> torch.Tensor:
         shape = sum(self.queries), self.qo_heads, self.dim
@@ -93,7 +115,7 @@ class Batch(NamedTuple):
         return (q if self.causal else q * SHARP).to(self.dtype)
 
     def _cache(self, shape: tuple[int, ...]) -> list[torch.Tensor]:
-        return [torch.randn(*shape, device="cuda").to(self.kv_dtype) for _ in range(2)]
+        return [torch.randn(*shape, d, device="cuda").to(self.kv_dtype) for d in self.dims]
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -111,14 +133,14 @@ class Batch(NamedTuple):
         return call
 
     def run_paged(self, wrapper: Function) -> Function:
-        """The same of a prefill wrapper; engines have its lengths on the host."""
+        """The same of a prefill wrapper."""
         planned = None
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *table: torch.Tensor) -> Any:
             nonlocal planned
             if planned is None:
                 planned = wrapper(workspace(q), "NHD")
-                self.plan_paged(planned, *on_host(table))
+                self.plan_paged(planned, *self._lengths(table))
             return planned.run(q, (k, v))
 
         return call
@@ -131,17 +153,30 @@ class Batch(NamedTuple):
             if planned is None:
                 planned = wrapper(workspace(q), "NHD")
                 heads = self.qo_heads, self.kv_heads, self.dim
-                planned.plan(*on_host(bounds), *heads, causal=self.causal, **self._dtypes)
+                planned.plan(*self._lengths(bounds), *heads, **self._options)
             return planned.run(q, k, v)
 
         return call
 
     def plan_decode(self, wrapper: Any, *table: torch.Tensor) -> None:
-        wrapper.plan(*table, self.qo_heads, self.kv_heads, self.dim, PAGE, **self._dtypes)
+        wrapper.plan(*table, self.qo_heads, self.kv_heads, self.dim, self.page, **self._dtypes)
 
     def plan_paged(self, wrapper: Any, *table: torch.Tensor, **bounds: int) -> None:
-        heads = self.qo_heads, self.kv_heads, self.dim, PAGE
-        wrapper.plan(*table, *heads, causal=self.causal, **self._dtypes, **bounds)
+        heads = self.qo_heads, self.kv_heads, self.dim, self.page
+        wrapper.plan(*table, *heads, **self._options, **bounds)
+
+    def _lengths(self, table: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return table if self.on_device else on_host(table)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What a prefill is planned with besides its lengths and heads."""
+        options: dict[str, Any] = {"causal": self.causal, **self._dtypes}
+        if self.dim_vo:
+            options["head_dim_vo"] = self.dim_vo
+        if self.window_left >= 0:
+            options["window_left"] = self.window_left
+        return options
 
     @property
     def _dtypes(self) -> dict[str, torch.dtype]:

@@ -52,7 +52,7 @@ def case(
         batch.bytes_moved,
         make,
         bind,
-        eager if batch.uniform else None,
+        eager if batch.uniform and batch.window_left < 0 else None,
         batch.flops,
         close=tolerance_of_attention(batch.dtype),
         reads=not batch.causal,

@@ -37,7 +37,9 @@ class Ragged:
     def __init__(self, workspace: Any, kv_layout: str) -> None:
         self.bounds: Any = None
 
-    def plan(self, qo_indptr: Any, kv_indptr: Any, *sizes: int, causal: bool, **_: Any) -> None:
+    def plan(self, qo_indptr: Any, kv_indptr: Any, *sizes: int, causal: bool, **more: Any) -> None:
+        if more.get("window_left", -1) >= 0:
+            raise ValueError("this build has no kernels with a window")
         longest = [int(bounds.diff().max()) for bounds in (qo_indptr, kv_indptr)]
         self.bounds = (qo_indptr.cuda(), kv_indptr.cuda(), *longest)
         self.causal = causal
@@ -55,6 +57,6 @@ WRAPPERS = {
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
-    if family != "attention" or case.op not in WRAPPERS:
+    if family not in ("attention", "attention_sm90") or case.op not in WRAPPERS:
         return None
     return case.bind(WRAPPERS[case.op])
