@@ -5,7 +5,7 @@
 
 namespace precast {
 
-PRECAST_EXPORT(run_paged, run_paged)
-PRECAST_EXPORT(run_ragged, run_ragged)
+PRECAST_EXPORT(run_paged, run_paged<false>)
+PRECAST_EXPORT(run_ragged, run_ragged<false>)
 
 }  // namespace precast

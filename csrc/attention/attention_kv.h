@@ -20,18 +20,18 @@ inline void check_cache(const Arg& cache, const Arg& q, const PlanShape& s, bool
 
 inline int64_t kv_bytes() { return to_dl(attention_dtype_kv).bits / 8; }
 
-inline void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorView out,
-                      OptionalTensor lse, OptionalTensor sinks, TensorView block, double sm_factor,
-                      double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale,
-                      bool enable_pdl) {
-  const Arg queries = PRECAST_ARG("run_paged", q);
-  const Arg keys = {"run_paged", v_cache.has_value() ? "paged_kv_cache[0]" : "paged_kv_cache",
-                    k_cache};
+template <bool kSm90>
+void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorView out,
+               OptionalTensor lse, OptionalTensor sinks, TensorView block, double sm_factor,
+               double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
+  const char* op = kSm90 ? "run_paged_sm90" : "run_paged";
+  const Arg queries = PRECAST_ARG(op, q);
+  const Arg keys = {op, v_cache.has_value() ? "paged_kv_cache[0]" : "paged_kv_cache", k_cache};
   const TensorView values_view = v_cache.has_value() ? v_cache.value() : k_cache;
-  const Arg values = {"run_paged", v_cache.has_value() ? "paged_kv_cache[1]" : "paged_kv_cache",
+  const Arg values = {op, v_cache.has_value() ? "paged_kv_cache[1]" : "paged_kv_cache",
                       values_view};
   check_cuda(queries);
-  const PlanBlock& b = packed_block(PRECAST_ARG("run_paged", block));
+  const PlanBlock& b = packed_block(PRECAST_ARG(op, block));
   check_queries(queries, b, kv_bytes());
   const PlanShape& s = b.shape;
   const bool has_both = !v_cache.has_value(), hnd = b.scores.hnd != 0;
@@ -43,8 +43,8 @@ inline void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, 
       << " entries in all, got shape " << to_string(k_cache.shape());
 
   AttentionParams p = b.params;
-  const Run run = {b,        queries, {"run_paged", "out", out}, lse, sinks, sm_factor, out_scale,
-                   qk_scale, v_scale};
+  const Run run = {b,         queries,   {op, "out", out}, lse,    sinks,
+                   sm_factor, out_scale, qk_scale,         v_scale};
   if (!fill(p, run)) return;
   check_memory(run, keys, values);
   const int entry = 1 + has_both + hnd, head = 2 + has_both - hnd;
@@ -54,17 +54,19 @@ inline void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, 
   launch_run(queries, p, enable_pdl);
 }
 
-inline void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, OptionalTensor lse,
-                       OptionalTensor sinks, TensorView block, double sm_factor, double out_scale,
-                       OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
-  const Arg queries = PRECAST_ARG("run_ragged", q);
-  const Arg keys = PRECAST_ARG("run_ragged", k);
-  const Arg values = PRECAST_ARG("run_ragged", v);
+template <bool kSm90>
+void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, OptionalTensor lse,
+                OptionalTensor sinks, TensorView block, double sm_factor, double out_scale,
+                OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
+  const char* op = kSm90 ? "run_ragged_sm90" : "run_ragged";
+  const Arg queries = PRECAST_ARG(op, q);
+  const Arg keys = PRECAST_ARG(op, k);
+  const Arg values = PRECAST_ARG(op, v);
   check_cuda(queries);
-  const PlanBlock& b = packed_block(PRECAST_ARG("run_ragged", block));
+  const PlanBlock& b = packed_block(PRECAST_ARG(op, block));
   check_queries(queries, b, kv_bytes());
   PRECAST_CHECK(b.shape.page_size == 0, ValueError)
-      << "run_ragged: block must be of a plan without pages, got one with pages of "
+      << op << ": block must be of a plan without pages, got one with pages of "
       << b.shape.page_size << " tokens";
   const int64_t heads = b.shape.num_kv_heads;
   Dim tokens("tokens");
@@ -81,8 +83,8 @@ inline void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out,
       << keys.what() << " must have at most 2^31 - 1 tokens, got shape " << to_string(k.shape());
 
   AttentionParams p = b.params;
-  const Run run = {b,        queries, {"run_ragged", "out", out}, lse, sinks, sm_factor, out_scale,
-                   qk_scale, v_scale};
+  const Run run = {b,         queries,   {op, "out", out}, lse,    sinks,
+                   sm_factor, out_scale, qk_scale,         v_scale};
   if (!fill(p, run)) return;
   check_memory(run, keys, values);
   p.k = cache_of(keys, 0, -1, 1, 0, 0);

@@ -5,7 +5,7 @@
 
 namespace precast {
 
-PRECAST_EXPORT(run_paged_sm90, run_paged)
-PRECAST_EXPORT(run_ragged_sm90, run_ragged)
+PRECAST_EXPORT(run_paged_sm90, run_paged<true>)
+PRECAST_EXPORT(run_ragged_sm90, run_ragged<true>)
 
 }  // namespace precast

@@ -24,6 +24,8 @@ _ARGUMENTS = {
 }
 #: How the name of an op over caches in NVFP4 ends.
 _PACKED = "_nvfp4"
+#: How that of an op for Hopper ends, which runs what it can in the place of another op.
+_HOPPER = "_sm90"
 #: Axes that follow another one by default, as in the ``plan()`` of the attention wrappers.
 _DEFAULTS = {"dtype_kv": "dtype_q", "head_dim_vo": "head_dim_qk"}
 
@@ -106,6 +108,7 @@ def of_cache(ops: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], d
     if _dtype_word(given.get("kv_data_type", "")) != "u8":
         return [op for op in ops if op not in packed], dict(given)
     plain = {op.removesuffix(_PACKED) for op in packed}
+    plain |= {f"{op}{_HOPPER}" for op in plain}
     rest = [op for op in ops if op not in plain]
     chosen = sorted(rest, key=lambda op: op not in packed)
     return chosen, {key: value for key, value in given.items() if key != "kv_data_type"}
@@ -115,8 +118,11 @@ def axes_beside(op: str, main: Mapping[str, str]) -> dict[str, str] | None:
     """The axes of an op that a call uses beside its main op; None if they do not follow from it."""
     from precast._plan.installed import plan
 
+    axes = plan().config.op(op).axes
+    if op.endswith(_HOPPER) and main.get("dtype_kv") != main.get("dtype_q"):
+        return None  # Its keys have the dtype of queries.
     follow = {"dtype": main.get("dtype_q", ""), **main}
-    found = {axis: follow.get(axis, "") for axis in plan().config.op(op).axes}
+    found = {axis: follow.get(axis, "") for axis in axes}
     return found if all(found.values()) else None
 
 

@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         for target in targets
         for name, values in axes.items()
     ]
+    # What runs beside the op only where it exists is not among the modules of another call.
+    rows = [(target, row) for target, row in rows if row.op == op or row.state != "unsupported"]
     if args.json:
         _output.print_json({"modules": [row.as_json() for _, row in rows]})
     else:

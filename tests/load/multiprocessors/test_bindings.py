@@ -43,7 +43,9 @@ TAKES_A_PLAN = {
     "plan": {"int_workspace", "block"},
     "run_paged": {"block"},
     "run_paged_nvfp4": {"block"},
+    "run_paged_sm90": {"block"},
     "run_ragged": {"block"},
+    "run_ragged_sm90": {"block"},
 }
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"

@@ -263,9 +263,11 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
 
 
 ATTENTION = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_128__head_dim_vo_128"]
-ATTENTION += ["attention_plan"]
+ATTENTION += ["attention_sm90__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
 NVFP4 = ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
 OF_80 = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_80__head_dim_vo_80", "attention_plan"]
+OF_FP8 = ["attention__dtype_q_bf16__dtype_kv_e4m3__head_dim_qk_128__head_dim_vo_128"]
+OF_FP8 += ["attention_plan"]
 WRAPPER = "BatchDecodeWithPagedKVCacheWrapper"
 
 
@@ -278,7 +280,9 @@ WRAPPER = "BatchDecodeWithPagedKVCacheWrapper"
         (["flashinfer.sampling.sampling_from_probs", "dtype=f32"], ["sampling__dtype_f32"]),
         (["per_token_cast_to_fp8", "dtype=bf16", "out_dtype=float8_e4m3fn"], None),
         ([WRAPPER, "dtype=bf16", "head_dim=128"], ATTENTION),
-        ([WRAPPER, "dtype=bf16", "head_dim=80"], OF_80),  # which no cache in NVFP4 has
+        # Which no cache in NVFP4 has, and no kernel for Hopper.
+        ([WRAPPER, "dtype=bf16", "head_dim=80"], OF_80),
+        ([WRAPPER, "q_data_type=bf16", "kv_data_type=e4m3", "head_dim=128"], OF_FP8),
         ([WRAPPER, "q_data_type=bf16", "kv_data_type=torch.uint8", "head_dim=128"], NVFP4),
         (["single_prefill_with_kv_cache", "q_data_type=bf16", "head_dim=128"], ATTENTION),
         (
@@ -327,7 +331,8 @@ def test_doctor_and_list_select_by_public_names(clean_environment, capsys):
         precast.cli.main([*words, "--op", "BatchAttention", "--arch", "9.0", "--json"])
         document = json.loads(capsys.readouterr().out)
         rows = document["targets"][0]["modules"] if words[0] == "doctor" else document["modules"]
-        assert {row["op"] for row in rows} == {"attention", "attention_nvfp4", "attention_plan"}
+        names = {"attention", "attention_nvfp4", "attention_plan", "attention_sm90"}
+        assert {row["op"] for row in rows} == names
 
 
 def test_explain_without_a_gpu_says_which_option_is_needed():

@@ -24,7 +24,7 @@ constexpr int sm90_block_m(int head_dim_vo, int group_size) {
   return rows / group_size * group_size;
 }
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) && defined(PRECAST_SM)
 
 template <typename T, int kDimQ, int kDimO>
 struct Sm90Tile {
@@ -66,6 +66,6 @@ struct Sm90Tile {
   static __device__ __forceinline__ void barrier() { named_barrier(1, kThreads); }
 };
 
-#endif  // __CUDACC__
+#endif  // __CUDACC__ && PRECAST_SM
 
 }  // namespace precast

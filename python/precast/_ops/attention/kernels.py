@@ -57,7 +57,7 @@ def _export(
         declaration,
         kinds={"block": Kind("Tensor{w} {name}", decode=decode)},
         function=function,
-        error_name=name.removesuffix("_sm90"),
+        error_name=name,
         traced=False,  # What plan() was given is not among the arguments.
         reads_host=True,  # The params block.
         **more,

@@ -123,7 +123,7 @@ class Words(NamedTuple):
 
 
 #: What errors of bindings start with.
-_EXPORTS = ("run_paged", "run_ragged", "pack_plan", "plan")
+_EXPORTS = ("run_paged", "run_ragged", "run_paged_sm90", "run_ragged_sm90", "pack_plan", "plan")
 
 
 def renamed(words: Words, error: BaseException, is_pair: bool) -> BaseException:
