@@ -16,8 +16,9 @@ from wrong_values import wrong_tensors
 import precast
 from precast._base.dtypes import DTYPE_WORDS
 from precast._op.declaration import AXES, TensorKind
-from precast._op.dispatch import Kernel
+from precast._op.dispatch import Kernel, kernels
 from precast._op.export import Export
+from precast._ops.attention import sm90
 from precast.trace import make_inputs, registered
 
 #: In place of the sizes of templates, with which caches have 50 MB.
@@ -75,7 +76,22 @@ def valid_calls() -> dict[str, list[Args]]:
             fixed = {name for name, axis in template.axes.items() if getattr(axis, "sample", None)}
             sizes = {name: size for name, size in SMALL.items() if name in free - fixed}
             function(**make_inputs(function, template, sizes))
+    for name in ("run_paged", "run_ragged"):
+        calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
     return calls
+
+
+def _for_hopper(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:
+    """The calls with a plan for Hopper, which reference mode does not make, and plain scores."""
+    at = kernel.parameters.index("block")
+    for args in recorded:
+        plan = args[at].attention_plan
+        scores = plan.scores._replace(logits_soft_cap=0.0, sm_scale=0.1, pos_encoding_mode="NONE")
+        plan = plan._replace(shape=sm90.with_tile(plan.shape), scores=scores)
+        if sm90.fits(plan) and plan.shape.kv_bytes == 2:
+            block = args[at].clone()
+            block.attention_plan = plan
+            yield (*args[:at], block, *args[at + 1 :])
 
 
 def calls_of(

@@ -116,6 +116,7 @@ def of_cache(ops: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], d
 
 def axes_beside(op: str, main: Mapping[str, str]) -> dict[str, str] | None:
     """The axes of an op that a call uses beside its main op; None if they do not follow from it."""
+    from precast._base.errors import UnsupportedConfigError
     from precast._plan.installed import plan
 
     axes = plan().config.op(op).axes
@@ -123,7 +124,11 @@ def axes_beside(op: str, main: Mapping[str, str]) -> dict[str, str] | None:
         return None  # Its keys have the dtype of queries.
     follow = {"dtype": main.get("dtype_q", ""), **main}
     found = {axis: follow.get(axis, "") for axis in axes}
-    return found if all(found.values()) else None
+    try:
+        plan().config.op(op).space.checked(op, found)
+    except UnsupportedConfigError:
+        return None
+    return found
 
 
 def _dtype_word(text: str) -> str:
