@@ -173,6 +173,18 @@ def test_strides_of_zero(generator):
     torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
 
 
+def test_queries_with_a_stride_of_zero_are_an_error(generator):
+    """Which the kernels cannot read; nothing is written."""
+    batch = Batch([200, 90], [300, 90], generator)
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    wrapper.plan(batch.q_bounds, batch.kv_bounds, *batch.sizes(), q_data_type=BF16)
+    out = torch.full_like(batch.q, 7.0)
+    for shared in (batch.q[:, :1].expand(-1, HEADS, -1), batch.q[:1].expand(290, -1, -1)):
+        with pytest.raises(ValueError, match=r"q must have no stride of 0"):
+            wrapper.run(shared, batch.k, batch.v, out=out)
+    assert out.eq(7.0).all()
+
+
 def test_lengths_on_the_device_change_nothing(generator):
     batch = Batch(*LENGTHS, generator)
     for mine, others in zip(run_ragged(batch), run_ragged(batch, on_device=True)):
