@@ -35,7 +35,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
-    const uint32_t arrivals = params.kv_copy == KvCopy::rows ? 32 : 1;
+    const uint32_t arrivals = params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
     shared.k.init(arrivals, Tile::kConsumerWarps);
     shared.v.init(arrivals, Tile::kConsumerWarps);
     shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too

@@ -6,7 +6,7 @@
 // with all their panels. Atoms lie one behind the other, so wgmma reads both layouts by other
 // steps of its descriptors. No atom begins in one page and ends in another, because page sizes are
 // multiples of eight. Other pages are copied row by row with cp.async, into the layout of ragged
-// keys.
+// keys; then each of the four warps copies a quarter of the rows of K and V.
 #pragma once
 
 #include "precast/attention/sm90/pipeline.cuh"
@@ -19,7 +19,8 @@ namespace precast {
 template <typename Tile>
 class Sm90Producer {
   using Storage = Sm90SharedStorage<Tile>;
-  static constexpr int kRowsOfLane = Tile::kBlockN / 32;
+  static constexpr int kQueryWarp = 2, kWorkWarp = 3;
+  static constexpr int kRowsOfWarp = Tile::kBlockN / 4;  // that are copied with cp.async
 
  public:
   __device__ __forceinline__ Sm90Producer(const Sm90AttentionParams& params, Storage& shared,
@@ -27,46 +28,57 @@ class Sm90Producer {
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
   __device__ __forceinline__ void run(int warp) {
-    if (warp == 0) {
-      copy_cache<Tile::kDimK>(params_.k, p_.k, shared_.k,
-                              [&](int stage) { return buffers_.k(stage); });
-    } else if (warp == 1) {
-      copy_cache<Tile::kDimV>(params_.v, p_.v, shared_.v,
-                              [&](int stage) { return buffers_.v(stage); });
-    } else if (warp == 2) {
-      copy_queries();
-    } else if (threadIdx.x % 32 == 0) {
-      find_work();
+    if (params_.kv_copy == KvCopy::rows) {
+      copy_rows_of_work(warp);
+    } else if (warp == kWorkWarp) {
+      if (threadIdx.x % 32 != 0) return;
+      start_work();
+      for (PipelineState<kWorkSlots> state; find_work(state); state.advance()) continue;
+    } else if (warp == kQueryWarp) {
+      PipelineState<Tile::kQueryStages> state;
+      for_each_work([](const auto&) {},
+                    [&](const BlockInfo& block) { copy_queries(block, state); });
+    } else if (warp == 0) {
+      copy_cache<Tile::kDimK>(params_.k, shared_.k, [&](int stage) { return buffers_.k(stage); });
+    } else {
+      copy_cache<Tile::kDimV>(params_.v, shared_.v, [&](int stage) { return buffers_.v(stage); });
     }
   }
 
  private:
-  // Fills the ring. One thread calls it. Work is taken only from the plan of this call.
-  __device__ __forceinline__ void find_work() {
-    bool is_valid = is_planned(p_.schedule, p_.max_partials);
-    TileScheduler& scheduler = *reinterpret_cast<TileScheduler*>(shared_.scheduler);
-    scheduler = TileScheduler(p_.schedule, blockIdx.x);
-    shared_.counters = scheduler.counters();
-    PipelineState<kWorkSlots> state;
-    do {
-      shared_.work.wait_empty(state, "an empty slot of work");
-      WorkSlot& slot = shared_.slots[state.stage];
-      is_valid = is_valid && scheduler.get_next_work(slot.block.work);
-      if (is_valid) {
-        slot.block.kv_head = slot.block.work.head;
-        slot.block.v_column = 0;
-        complete_block(p_, slot.block, p_.schedule.shape.block_m);
-      }
-      slot.is_valid = is_valid;
-      mbarrier_arrive(&shared_.work.full[state.stage]);
-      state.advance();
-    } while (is_valid);
+  // -- Work ---------------------------------------------------------------------------------------
+  // One thread calls these two functions.
+
+  __device__ __forceinline__ TileScheduler& scheduler() {
+    return *reinterpret_cast<TileScheduler*>(shared_.scheduler);
   }
 
-  // Calls visit(block) for each work tile, by all lanes of the warp.
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_work(const Visit& visit) {
+  __device__ __forceinline__ void start_work() {
+    scheduler() = TileScheduler(p_.schedule, blockIdx.x);
+    shared_.counters = scheduler().counters();
+  }
+
+  // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
+  // from the plan of this call.
+  __device__ __forceinline__ bool find_work(const PipelineState<kWorkSlots>& state) {
+    shared_.work.wait_empty(state, "an empty slot of work");
+    WorkSlot& slot = shared_.slots[state.stage];
+    slot.is_valid =
+        is_planned(p_.schedule, p_.max_partials) && scheduler().get_next_work(slot.block.work);
+    if (slot.is_valid) {
+      slot.block.kv_head = slot.block.work.head;
+      slot.block.v_column = 0;
+      complete_block(p_, slot.block, p_.schedule.shape.block_m);
+    }
+    mbarrier_arrive(&shared_.work.full[state.stage]);
+    return slot.is_valid;
+  }
+
+  // Calls visit(block) for each work tile, by all lanes of the warp, and before it find(slot).
+  template <typename Find, typename Visit>
+  __device__ __forceinline__ void for_each_work(const Find& find, const Visit& visit) {
     for (PipelineState<kWorkSlots> state;; state.advance()) {
+      find(state);
       shared_.work.wait_full(state, "work of a producer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
@@ -76,109 +88,140 @@ class Sm90Producer {
     }
   }
 
-  __device__ __forceinline__ void copy_queries() {
-    PipelineState<Tile::kQueryStages> state;
-    const int32_t group = static_cast<int32_t>(p_.group_size.value);
-    for_each_work([&](const BlockInfo& block) {
-      if (block.work.kv_begin >= block.work.kv_end) return;
-      shared_.q.wait_empty(state, "an empty buffer of Q");
-      if (threadIdx.x % 32 == 0) {
-        uint64_t* const full = &shared_.q.full[state.stage];
-        const int32_t token = block.work.q_begin + block.first_row / group;
-        const uint32_t rows = p_.schedule.shape.block_m;
-        mbarrier_arrive_expect_tx(full, rows * Tile::kDimK * 2);
+  // -- Copies by TMA ------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void copy_queries(const BlockInfo& block,
+                                               PipelineState<Tile::kQueryStages>& state) {
+    if (block.work.kv_begin >= block.work.kv_end) return;
+    shared_.q.wait_empty(state, "an empty buffer of Q");
+    if (threadIdx.x % 32 == 0) {
+      uint64_t* const full = &shared_.q.full[state.stage];
+      const int32_t group = static_cast<int32_t>(p_.group_size.value);
+      const int32_t token = block.work.q_begin + block.first_row / group;
+      const uint32_t rows = p_.schedule.shape.block_m;
+      mbarrier_arrive_expect_tx(full, rows * Tile::kDimK * 2);
 #pragma unroll
-        for (int panel = 0; panel < Tile::kDimK / kPanel; ++panel) {
-          copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * kPanelBytes, &params_.q, full,
-                   panel * kPanel, 0, token, block.kv_head);
-        }
+      for (int panel = 0; panel < Tile::kDimK / kPanel; ++panel) {
+        copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * kPanelBytes, &params_.q, full,
+                 panel * kPanel, 0, token, block.kv_head);
       }
-      state.advance();
-    });
+    }
+    state.advance();
   }
 
   // Copies the KV blocks of each work tile, the last one first. `buffer(stage)` is their address.
   template <int kDim, typename Buffer>
-  __device__ __forceinline__ void copy_cache(const TensorMap& map, const AttentionCache& cache,
+  __device__ __forceinline__ void copy_cache(const TensorMap& map,
                                              PipelineBarriers<Tile::kStages>& barriers,
                                              const Buffer& buffer) {
     PipelineState<Tile::kStages> state;
-    const KvCopy kind = params_.kv_copy;
+    const bool has_atoms = params_.kv_copy == KvCopy::atoms;
     const int lane = threadIdx.x % 32;
-    for_each_work([&](const BlockInfo& block) {
+    for_each_work([](const auto&) {},
+                  [&](const BlockInfo& block) {
+                    const WorkTile& work = block.work;
+                    const int32_t kv_end = work.kv_end, kv_head = block.kv_head;
+                    int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
+                    // The page of a lane's atom is looked up while it waits for a buffer of the
+                    // block before.
+                    uint32_t page = 0;
+                    const auto look_up = [&] {
+                      if (has_atoms) page = page_of(work, begin - Tile::kBlockN + lane * kAtomRows);
+                    };
+                    if (begin > work.kv_begin) look_up();
+                    while (begin > work.kv_begin) {
+                      begin -= Tile::kBlockN;
+                      barriers.wait_empty(state, "an empty buffer of K or V");
+                      uint64_t* const full = &barriers.full[state.stage];
+                      const uint32_t target = buffer(state.stage);
+                      if (!has_atoms) {
+                        if (lane == 0) {
+                          mbarrier_arrive_expect_tx(full, Tile::kBlockN * kDim * 2);
+                          copy_box(target, &map, full, 0, work.kv_start + begin, 0, kv_head);
+                        }
+                      } else {
+                        constexpr uint32_t kAtomBytes = kAtomRows * kDim * 2;
+                        const int atoms =
+                            (min(Tile::kBlockN, kv_end - begin) + kAtomRows - 1) / kAtomRows;
+                        if (lane == 0) mbarrier_arrive_expect_tx(full, atoms * kAtomBytes);
+                        __syncwarp();
+                        if (lane < atoms) {
+                          copy_box(target + lane * kAtomBytes, &map, full, 0,
+                                   entry_of(begin + lane * kAtomRows), 0, kv_head, page);
+                        }
+                      }
+                      if (begin > work.kv_begin) look_up();
+                      state.advance();
+                    }
+                  });
+  }
+
+  // -- Copies by cp.async -------------------------------------------------------------------------
+
+  // Copies this warp's rows of K and V of each work tile, the last block first. One of the warps
+  // copies Q, too, and one finds work.
+  __device__ __forceinline__ void copy_rows_of_work(int warp) {
+    const bool finds_work = warp == kWorkWarp && threadIdx.x % 32 == 0;
+    if (finds_work) start_work();
+    const auto find = [&](const PipelineState<kWorkSlots>& state) {
+      if (finds_work) find_work(state);
+    };
+    PipelineState<Tile::kQueryStages> q;
+    PipelineState<Tile::kStages> k, v;
+    const int first_row = warp * kRowsOfWarp, own_row = first_row + threadIdx.x % 32;
+    for_each_work(find, [&](const BlockInfo& block) {
+      if (warp == kQueryWarp) copy_queries(block, q);
       const WorkTile& work = block.work;
-      const int32_t kv_end = work.kv_end, kv_head = block.kv_head;
-      int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
-      // The pages of a block are looked up while the lanes wait for a buffer of the one before.
-      uint32_t pages[kRowsOfLane] = {};
-      const auto look_up = [&] {
-        if (kind == KvCopy::atoms) {
-          pages[0] = page_of(work, begin - Tile::kBlockN + lane * kAtomRows);
-        } else if (kind == KvCopy::rows) {
-#pragma unroll
-          for (int i = 0; i < kRowsOfLane; ++i) {
-            pages[i] = page_of(work, begin - Tile::kBlockN + i * 32 + lane);
-          }
+      int32_t begin = work.kv_begin + (num_kv_blocks<Tile>(work) - 1) * Tile::kBlockN;
+      uint32_t page = 0, next_page = page_of(work, begin + own_row);
+      // K of a block is copied before V of the one before, because the buffers become empty so.
+      for (bool has_v = false; begin >= work.kv_begin - Tile::kBlockN; has_v = true) {
+        const uint32_t last_page = page;
+        page = next_page;
+        if (begin > work.kv_begin) next_page = page_of(work, begin - Tile::kBlockN + own_row);
+        if (begin >= work.kv_begin) {
+          copy_rows<Tile::kDimK>(p_.k, block, begin, first_row, page, shared_.k, k,
+                                 buffers_.k(k.stage));
         }
-      };
-      if (begin > work.kv_begin) look_up();
-      while (begin > work.kv_begin) {
+        if (has_v) {
+          copy_rows<Tile::kDimV>(p_.v, block, begin + Tile::kBlockN, first_row, last_page,
+                                 shared_.v, v, buffers_.v(v.stage));
+        }
         begin -= Tile::kBlockN;
-        barriers.wait_empty(state, "an empty buffer of K or V");
-        uint64_t* const full = &barriers.full[state.stage];
-        const uint32_t target = buffer(state.stage);
-        if (kind == KvCopy::box) {
-          if (lane == 0) {
-            mbarrier_arrive_expect_tx(full, Tile::kBlockN * kDim * 2);
-            copy_box(target, &map, full, 0, work.kv_start + begin, 0, kv_head);
-          }
-        } else if (kind == KvCopy::atoms) {
-          constexpr uint32_t kAtomBytes = kAtomRows * kDim * 2;
-          const int atoms = (min(Tile::kBlockN, kv_end - begin) + kAtomRows - 1) / kAtomRows;
-          if (lane == 0) mbarrier_arrive_expect_tx(full, atoms * kAtomBytes);
-          __syncwarp();
-          if (lane < atoms) {
-            copy_box(target + lane * kAtomBytes, &map, full, 0, entry_of(begin + lane * kAtomRows),
-                     0, kv_head, pages[0]);
-          }
-        } else {
-          copy_rows<kDim>(cache, kv_head, begin, kv_end, pages, target);
-          cp_async_arrive(full);
-        }
-        if (begin > work.kv_begin) look_up();
-        state.advance();
       }
     });
   }
 
-  // Copies the rows of a block; those behind `kv_end` become 0. pages[i] is that of row 32 i +
-  // lane.
+  // Copies this warp's rows, from `first_row` on, of the KV block at token `begin`. Those behind
+  // the end of the work tile become 0. `page` is that of this lane's row.
   template <int kDim>
-  __device__ __forceinline__ void copy_rows(const AttentionCache& cache, int32_t kv_head,
-                                            int32_t begin, int32_t kv_end,
-                                            const uint32_t (&pages)[kRowsOfLane],
+  __device__ __forceinline__ void copy_rows(const AttentionCache& cache, const BlockInfo& block,
+                                            int32_t begin, int first_row, uint32_t page,
+                                            PipelineBarriers<Tile::kStages>& barriers,
+                                            PipelineState<Tile::kStages>& state,
                                             uint32_t target) const {
-    constexpr int kChunks = kDim / 8;                       // of 16 bytes
-    constexpr int kUnroll = Tile::kConsumers == 2 ? 4 : 2;  // as registers allow
-    const uint4* const base = static_cast<const uint4*>(cache.data) + kv_head * cache.head_stride;
+    constexpr int kChunks = kDim / 8;  // of 16 bytes
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const uint64_t own = reinterpret_cast<uint64_t>(
-          base + (uint64_t(pages[i]) * cache.page_stride +
-                  uint64_t(entry_of(begin + i * 32 + lane)) * cache.entry_stride));
-#pragma unroll kUnroll
-      for (int step = 0; step < kChunks; ++step) {
-        const int place = step * 32 + lane, row = place / kChunks, chunk = place % kChunks;
-        const uint64_t source = __shfl_sync(0xffffffffu, own, row);
-        const int block_row = i * 32 + row;
-        const uint32_t offset = chunk / 8 * (Tile::kBlockN * kPanelBytes) +
-                                block_row * kPanelBytes + (chunk % 8 ^ block_row % 8) * 16;
-        cp_async(target + offset, reinterpret_cast<const uint4*>(source) + chunk,
-                 begin + block_row < kv_end);
-      }
+    const uint64_t own =
+        reinterpret_cast<uint64_t>(cache.data) +
+        16 * (block.kv_head * cache.head_stride + uint64_t(page) * cache.page_stride +
+              uint64_t(entry_of(begin + first_row + lane)) * cache.entry_stride);
+    const int32_t count = block.work.kv_end - begin - first_row;
+    barriers.wait_empty(state, "an empty buffer of K or V");
+#pragma unroll 1  // registers
+    for (int place = lane; place < kRowsOfWarp * kChunks; place += 32) {
+      const int row = place / kChunks, chunk = place % kChunks;
+      const uint64_t source = __shfl_sync(0xffffffffu, own, row);
+      const int block_row = first_row + row;
+      const uint32_t offset = chunk / 8 * (Tile::kBlockN * kPanelBytes) + block_row * kPanelBytes +
+                              (chunk % 8 ^ block_row % 8) * 16;
+      cp_async(target + offset, reinterpret_cast<const uint4*>(source) + chunk, row < count);
     }
+    cp_async_arrive(&barriers.full[state.stage]);
+    state.advance();
   }
+
+  // -- Pages --------------------------------------------------------------------------------------
 
   // The page of a token, or page 0 behind the end of the work tile.
   __device__ __forceinline__ uint32_t page_of(const WorkTile& work, uint32_t token) const {
