@@ -36,8 +36,7 @@ class Sm90Producer {
       for (PipelineState<kWorkSlots> state; find_work(state); state.advance()) continue;
     } else if (warp == kQueryWarp) {
       PipelineState<Tile::kQueryStages> state;
-      for_each_work([](const auto&) {},
-                    [&](const BlockInfo& block) { copy_queries(block, state); });
+      for_each_work([&](const BlockInfo& block) { copy_queries(block, state); });
     } else if (warp == 0) {
       copy_cache<Tile::kDimK>(params_.k, shared_.k, [&](int stage) { return buffers_.k(stage); });
     } else {
@@ -88,6 +87,11 @@ class Sm90Producer {
     }
   }
 
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_work(const Visit& visit) {
+    for_each_work([](const auto&) {}, visit);
+  }
+
   // -- Copies by TMA ------------------------------------------------------------------------------
 
   __device__ __forceinline__ void copy_queries(const BlockInfo& block,
@@ -117,43 +121,40 @@ class Sm90Producer {
     PipelineState<Tile::kStages> state;
     const bool has_atoms = params_.kv_copy == KvCopy::atoms;
     const int lane = threadIdx.x % 32;
-    for_each_work([](const auto&) {},
-                  [&](const BlockInfo& block) {
-                    const WorkTile& work = block.work;
-                    const int32_t kv_end = work.kv_end, kv_head = block.kv_head;
-                    int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
-                    // The page of a lane's atom is looked up while it waits for a buffer of the
-                    // block before.
-                    uint32_t page = 0;
-                    const auto look_up = [&] {
-                      if (has_atoms) page = page_of(work, begin - Tile::kBlockN + lane * kAtomRows);
-                    };
-                    if (begin > work.kv_begin) look_up();
-                    while (begin > work.kv_begin) {
-                      begin -= Tile::kBlockN;
-                      barriers.wait_empty(state, "an empty buffer of K or V");
-                      uint64_t* const full = &barriers.full[state.stage];
-                      const uint32_t target = buffer(state.stage);
-                      if (!has_atoms) {
-                        if (lane == 0) {
-                          mbarrier_arrive_expect_tx(full, Tile::kBlockN * kDim * 2);
-                          copy_box(target, &map, full, 0, work.kv_start + begin, 0, kv_head);
-                        }
-                      } else {
-                        constexpr uint32_t kAtomBytes = kAtomRows * kDim * 2;
-                        const int atoms =
-                            (min(Tile::kBlockN, kv_end - begin) + kAtomRows - 1) / kAtomRows;
-                        if (lane == 0) mbarrier_arrive_expect_tx(full, atoms * kAtomBytes);
-                        __syncwarp();
-                        if (lane < atoms) {
-                          copy_box(target + lane * kAtomBytes, &map, full, 0,
-                                   entry_of(begin + lane * kAtomRows), 0, kv_head, page);
-                        }
-                      }
-                      if (begin > work.kv_begin) look_up();
-                      state.advance();
-                    }
-                  });
+    for_each_work([&](const BlockInfo& block) {
+      const WorkTile& work = block.work;
+      const int32_t kv_end = work.kv_end, kv_head = block.kv_head;
+      int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
+      // The page of a lane's atom is looked up while it waits for a buffer of the block before.
+      uint32_t page = 0;
+      const auto look_up = [&] {
+        if (has_atoms) page = find_page(work, begin - Tile::kBlockN + lane * kAtomRows);
+      };
+      if (begin > work.kv_begin) look_up();
+      while (begin > work.kv_begin) {
+        begin -= Tile::kBlockN;
+        barriers.wait_empty(state, "an empty buffer of K or V");
+        uint64_t* const full = &barriers.full[state.stage];
+        const uint32_t target = buffer(state.stage);
+        if (!has_atoms) {
+          if (lane == 0) {
+            mbarrier_arrive_expect_tx(full, Tile::kBlockN * kDim * 2);
+            copy_box(target, &map, full, 0, work.kv_start + begin, 0, kv_head);
+          }
+        } else {
+          constexpr uint32_t kAtomBytes = kAtomRows * kDim * 2;
+          const int atoms = (min(Tile::kBlockN, kv_end - begin) + kAtomRows - 1) / kAtomRows;
+          if (lane == 0) mbarrier_arrive_expect_tx(full, atoms * kAtomBytes);
+          __syncwarp();
+          if (lane < atoms) {
+            copy_box(target + lane * kAtomBytes, &map, full, 0, entry_of(begin + lane * kAtomRows),
+                     0, kv_head, valid_page(page));
+          }
+        }
+        if (begin > work.kv_begin) look_up();
+        state.advance();
+      }
+    });
   }
 
   // -- Copies by cp.async -------------------------------------------------------------------------
@@ -167,27 +168,21 @@ class Sm90Producer {
       if (finds_work) find_work(state);
     };
     PipelineState<Tile::kQueryStages> q;
-    PipelineState<Tile::kStages> k, v;
+    PipelineState<Tile::kStages> kv;
     const int first_row = warp * kRowsOfWarp, own_row = first_row + threadIdx.x % 32;
     for_each_work(find, [&](const BlockInfo& block) {
       if (warp == kQueryWarp) copy_queries(block, q);
       const WorkTile& work = block.work;
-      int32_t begin = work.kv_begin + (num_kv_blocks<Tile>(work) - 1) * Tile::kBlockN;
-      uint32_t page = 0, next_page = page_of(work, begin + own_row);
-      // K of a block is copied before V of the one before, because the buffers become empty so.
-      for (bool has_v = false; begin >= work.kv_begin - Tile::kBlockN; has_v = true) {
-        const uint32_t last_page = page;
-        page = next_page;
-        if (begin > work.kv_begin) next_page = page_of(work, begin - Tile::kBlockN + own_row);
-        if (begin >= work.kv_begin) {
-          copy_rows<Tile::kDimK>(p_.k, block, begin, first_row, page, shared_.k, k,
-                                 buffers_.k(k.stage));
-        }
-        if (has_v) {
-          copy_rows<Tile::kDimV>(p_.v, block, begin + Tile::kBlockN, first_row, last_page,
-                                 shared_.v, v, buffers_.v(v.stage));
-        }
+      int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
+      uint32_t page = 0;
+      if (begin > work.kv_begin) page = find_page(work, begin - Tile::kBlockN + own_row);
+      while (begin > work.kv_begin) {
         begin -= Tile::kBlockN;
+        page = valid_page(page);
+        copy_rows<Tile::kDimK>(p_.k, block, begin, first_row, page, shared_.k, kv, buffers_.k(0));
+        copy_rows<Tile::kDimV>(p_.v, block, begin, first_row, page, shared_.v, kv, buffers_.v(0));
+        if (begin > work.kv_begin) page = find_page(work, begin - Tile::kBlockN + own_row);
+        kv.advance();
       }
     });
   }
@@ -198,42 +193,41 @@ class Sm90Producer {
   __device__ __forceinline__ void copy_rows(const AttentionCache& cache, const BlockInfo& block,
                                             int32_t begin, int first_row, uint32_t page,
                                             PipelineBarriers<Tile::kStages>& barriers,
-                                            PipelineState<Tile::kStages>& state,
-                                            uint32_t target) const {
-    constexpr int kChunks = kDim / 8;  // of 16 bytes
+                                            const PipelineState<Tile::kStages>& state,
+                                            uint32_t buffer) const {
+    constexpr int kChunks = kDim / 8;                       // of 16 bytes
+    constexpr int kUnroll = Tile::kConsumers == 2 ? 4 : 1;  // as registers allow
     const int lane = threadIdx.x % 32;
     const uint64_t own =
         reinterpret_cast<uint64_t>(cache.data) +
         16 * (block.kv_head * cache.head_stride + uint64_t(page) * cache.page_stride +
               uint64_t(entry_of(begin + first_row + lane)) * cache.entry_stride);
     const int32_t count = block.work.kv_end - begin - first_row;
+    const uint32_t target = buffer + state.stage * Tile::kBlockN * kDim * 2;
     barriers.wait_empty(state, "an empty buffer of K or V");
-#pragma unroll 1  // registers
+#pragma unroll kUnroll
     for (int place = lane; place < kRowsOfWarp * kChunks; place += 32) {
-      const int row = place / kChunks, chunk = place % kChunks;
+      const int row = place / kChunks, chunk = place % kChunks, block_row = first_row + row;
       const uint64_t source = __shfl_sync(0xffffffffu, own, row);
-      const int block_row = first_row + row;
       const uint32_t offset = chunk / 8 * (Tile::kBlockN * kPanelBytes) + block_row * kPanelBytes +
-                              (chunk % 8 ^ block_row % 8) * 16;
+                              (chunk % 8 ^ row % 8) * 16;
       cp_async(target + offset, reinterpret_cast<const uint4*>(source) + chunk, row < count);
     }
     cp_async_arrive(&barriers.full[state.stage]);
-    state.advance();
   }
 
   // -- Pages --------------------------------------------------------------------------------------
 
-  // The page of a token, or page 0 behind the end of the work tile.
-  __device__ __forceinline__ uint32_t page_of(const WorkTile& work, uint32_t token) const {
+  // The page of a token as the table has it, or 0 behind the end of the work tile.
+  __device__ __forceinline__ uint32_t find_page(const WorkTile& work, uint32_t token) const {
     const uint32_t index = work.kv_start + p_.page_size.divide(token);
-    uint32_t page = 0;
-    if (token < static_cast<uint32_t>(work.kv_end)) {
-      if (p_.kv_indices == nullptr) {
-        page = index;
-      } else if (index < p_.num_kv_indices) {
-        page = p_.kv_indices[index];
-      }
-    }
+    if (token >= static_cast<uint32_t>(work.kv_end)) return 0;
+    if (p_.kv_indices == nullptr) return index;
+    return index < p_.num_kv_indices ? p_.kv_indices[index] : 0;
+  }
+
+  // A page of the cache, whatever the table has. Why apart: no copy has to wait for the next page.
+  __device__ __forceinline__ uint32_t valid_page(uint32_t page) const {
     return page < p_.num_pages ? page : 0;
   }
 

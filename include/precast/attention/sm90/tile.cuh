@@ -42,8 +42,8 @@ struct Sm90Tile {
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
   // Registers of a thread: the sum over the warpgroups is at most 512.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 56 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
 
   static constexpr int kQueryBytes = kBlockM * kDimK * 2;
   static constexpr int kKeyBytes = kBlockN * kDimK * 2;
