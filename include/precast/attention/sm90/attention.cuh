@@ -58,11 +58,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-template <typename T, int kDimQ, int kDimO>
-cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
-  using Tile = Sm90Tile<T, kDimQ, kDimO>;
-  if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  if (!is_plain(p)) return cudaErrorInvalidValue;
+template <typename Tile>
+cudaError_t launch_sm90_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   Sm90AttentionParams params;
   cudaError_t error = encode_params<Tile>(params, p);
   if (error != cudaSuccess) return error;
@@ -72,6 +69,14 @@ cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cud
   if (error != cudaSuccess) return error;
   return launch(kernel, dim3(p.schedule.shape.ctas), dim3(Tile::kCtaThreads), enable_pdl, stream,
                 params, Tile::kSharedBytes);
+}
+
+template <typename T, int kDimQ, int kDimO>
+cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  if (p.schedule.shape.ctas == 0) return cudaSuccess;
+  if (p.positions == PositionEncoding::rope) return cudaErrorInvalidValue;
+  return is_plain(p) ? launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, false>>(p, enable_pdl, stream)
+                     : launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, true>>(p, enable_pdl, stream);
 }
 
 #endif

@@ -26,9 +26,12 @@ constexpr int sm90_block_m(int head_dim_vo, int group_size) {
 
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
-template <typename T, int kDimQ, int kDimO>
+// kIsGeneral: with every feature that changes scores (attention/mask.cuh) but rotary embeddings;
+// otherwise with the causal mask and the window alone.
+template <typename T, int kDimQ, int kDimO, bool kIsGeneral>
 struct Sm90Tile {
   using Element = T;
+  static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
   static constexpr int kConsumers = sm90_consumers(kDimV);
