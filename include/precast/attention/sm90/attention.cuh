@@ -6,7 +6,6 @@
 //          V; its two or three consumer warpgroups compute 64 packed rows each. They meet at
 //          mbarriers alone.
 // Traffic  K and V are read once for every tile of packed queries.
-// Limits   No change of scores but causal mask and window.
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608: warp specialisation and the overlap of
 //          softmax and MMAs. PackGQA, split-KV and schedule: attention/attention.cuh.
 #pragma once
@@ -74,7 +73,6 @@ cudaError_t launch_sm90_tile(const AttentionParams& p, bool enable_pdl, cudaStre
 template <typename T, int kDimQ, int kDimO>
 cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  if (p.positions == PositionEncoding::rope) return cudaErrorInvalidValue;
   return is_plain(p) ? launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, false>>(p, enable_pdl, stream)
                      : launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, true>>(p, enable_pdl, stream);
 }

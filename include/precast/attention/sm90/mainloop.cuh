@@ -15,6 +15,7 @@
 
 #include "precast/attention/mask.cuh"
 #include "precast/attention/sm90/epilogue.cuh"
+#include "precast/attention/sm90/rotary.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 
 namespace precast {
@@ -50,6 +51,10 @@ class Sm90Consumer {
                                      has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes);
     v_step_ = 2 * v_step >> 4;  // 16 tokens
     q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * kPanel * kPanelBytes, kAtomBytes);
+    if constexpr (Tile::kGeneral) {
+      if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs());
+      Tile::barrier();
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -74,6 +79,39 @@ class Sm90Consumer {
   __device__ __forceinline__ float scale() const {
     if constexpr (!Tile::kGeneral) return scale_;
     return transform_.is_scale(p_) ? transform_.scale() : 1.0f;
+  }
+
+  __device__ __forceinline__ bool has_rotary() const {
+    return p_.positions == PositionEncoding::rope;
+  }
+  __device__ __forceinline__ RotaryFreq* rotary_freqs() const {
+    return reinterpret_cast<RotaryFreq*>(reinterpret_cast<unsigned char*>(&shared_) +
+                                         Tile::kStorageBytes);
+  }
+
+  // Rotates this consumer's rows of Q, if it is to be rotated. rotate_keys() must follow.
+  __device__ __forceinline__ void rotate_queries(const BlockInfo& block) const {
+    if (!has_rotary()) return;
+    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
+    const int first_row = 64 * consumer_;
+    const int32_t shift = block.work.kv_len - block.work.q_len;
+    const SwizzledRows rows = {buffers_.q(q_.stage) + first_row * kPanelBytes, kAtomBytes,
+                               Tile::kBlockM * kPanelBytes};
+    rotate_rows<Tile, 64, kWarpgroupSize>(
+        rows, rotary_freqs(), threadIdx.x % kWarpgroupSize,
+        [&](int row) { return PackGqaRow(p_, block, first_row + row).q_idx + shift; });
+  }
+
+  // Rotates the next block of K, together with the other consumers.
+  __device__ __forceinline__ void rotate_keys(int32_t first_position) const {
+    if (!has_rotary()) return;
+    const SwizzledRows rows = {buffers_.k(k_.stage),
+                               kAtomRows * kPanelBytes * (has_panels_ ? 1u : Tile::kDimK / kPanel),
+                               k_panel_step_ << 4};
+    rotate_rows<Tile, Tile::kBlockN, Tile::kThreads>(rows, rotary_freqs(), Tile::thread(),
+                                                     [&](int row) { return first_position + row; });
+    fence_shared_for_async();
+    Tile::barrier();
   }
 
   // Says for this warp that it has read a buffer.
@@ -104,7 +142,9 @@ class Sm90Consumer {
       OperandP p;
       token -= Tile::kBlockN;
       shared_.q.wait_full(q_, "Q");
+      if constexpr (Tile::kGeneral) rotate_queries(block);
       wait_full(shared_.k, k_, "the first K");
+      if constexpr (Tile::kGeneral) rotate_keys(token);
       if (block.work.kv_end - token <= Tile::kLeastN) {
         process_last_block<Tile::kLeastN>(block, token, rows, p);
       } else {
@@ -117,6 +157,7 @@ class Sm90Consumer {
         VisibleTokens<Tile::kBlockN> visible[2];
         if constexpr (Tile::kGeneral) find_visible(block, token, visible);
         wait_full(shared_.k, k_, "K");
+        if constexpr (Tile::kGeneral) rotate_keys(token);
         take_turn();
         wgmma_fence();
         multiply_qk<Tile::kBlockN>(acc_s);
