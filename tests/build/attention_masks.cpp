@@ -56,11 +56,14 @@ void check_rows(int number, const char* layout, const AttentionParams& p,
     work.kv_len = request.kv_len;
     for (int32_t q_idx = 0; q_idx < request.q_len; ++q_idx, ++row) {
       const MaskRow mask(p, work, q_idx);
-      for (int32_t token = 0; token < request.kv_len; ++token) {
-        if (mask.attends_to(token) == expected[row][token]) continue;
-        std::printf("case %d, %s: request %zu, query %d of %d, token %d of %d\n", number, layout, i,
-                    q_idx, request.q_len, token, request.kv_len);
-        std::exit(1);
+      for (int32_t first = 0; first < request.kv_len; first += random_int(1, 32)) {
+        const uint32_t word = mask.word(first);
+        for (int32_t token = first; token < request.kv_len && token < first + 32; ++token) {
+          if ((word >> (token - first) & 1) == expected[row][token]) continue;
+          std::printf("case %d, %s: request %zu, query %d of %d, token %d of %d\n", number, layout,
+                      i, q_idx, request.q_len, token, request.kv_len);
+          std::exit(1);
+        }
       }
     }
   }

@@ -29,7 +29,9 @@ def test_every_bit(tmp_path: Path) -> None:
 BROKEN = {
     "the row of a query": ("int64_t(work.q_begin + q_idx) * p.m", "int64_t(q_idx) * p.m"),
     "the first draft": ("first_token_ = work.kv_len - work.q_len;", "first_token_ = 0;"),
-    "tokens before the drafts": ("if (token < first_token_) return true;", ""),
+    "tokens before the drafts": ("(bit & 7)) | before;", "(bit & 7));"),
+    "the last bits of a word": ("i < 5", "i < 4"),
+    "the first bit of a word": (">> (bit & 7)", ""),
     "the end of a row": ("end_bit_ = int64_t(p.mask_row_bytes) * 8;", "end_bit_ = 1 << 30;"),
     "the row of a request": ("int64_t(q_idx) * work.kv_len", "int64_t(q_idx) * work.q_len"),
     "the end of the mask": ("first_byte < 0 ? 0 : (p.mask_bytes - first_byte) * 8", "1 << 30"),

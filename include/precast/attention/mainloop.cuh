@@ -62,6 +62,7 @@ class AttentionMainloop {
         warp_kv_(Tile::kWarpsSplitKv ? threadIdx.x / 32 : 0) {
     scale_ = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
     if (p.qk_scale != nullptr) scale_ *= load_scalar(p.qk_scale);
+    if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p, scale_);
     if (has_rotary()) init_rotary_freqs<Tile>(p, rotary_freqs_);
   }
 
@@ -217,7 +218,7 @@ class AttentionMainloop {
     }
     if (!is_computed) gemm_qk<Tile, Q, KV>(acc_s, smem_k, lane_offsets_.k, q_frag);
     if constexpr (Tile::kGeneral) {
-      logits_transform<Tile>(p_, block, token, scale_, acc_s);
+      logits_transform<Tile>(p_, block, token, transform_, acc_s);
     } else if (!is_unmasked) {
       apply_mask<Tile>(p_, block, token, acc_s);
     }
@@ -309,6 +310,7 @@ class AttentionMainloop {
   KvLaneOffsets<Tile> lane_offsets_;
   int warp_kv_;  // in the 16-row tile the warp, which takes every kPipelines-th KV block; else 0
   float scale_;  // from scores to logits, which are in base 2 but for general kernels
+  LogitsTransform transform_;  // of general kernels
 };
 
 #endif  // __CUDACC__

@@ -14,10 +14,14 @@
 
 namespace precast {
 
+// A word of 32 tokens from `token` on: the bits of those before `end` are set.
+PRECAST_HOST_DEVICE inline uint32_t bits_before(int32_t end, int32_t token) {
+  if (end <= token) return 0;
+  return end - token >= 32 ? ~0u : (1u << (end - token)) - 1;
+}
+
 class MaskRow {
  public:
-  MaskRow() = default;
-
   PRECAST_HOST_DEVICE MaskRow(const AttentionParams& p, const WorkTile& work, int32_t q_idx) {
     if (p.mask_row_bytes > 0) {
       first_token_ = work.kv_len - work.q_len;
@@ -33,10 +37,18 @@ class MaskRow {
     }
   }
 
-  PRECAST_HOST_DEVICE bool attends_to(int32_t token) const {
-    if (token < first_token_) return true;
-    const int64_t bit = first_bit_ + token;
-    return bit < end_bit_ && bits_[bit >> 3] >> (bit & 7) & 1;
+  // The bits of 32 tokens from `token` on, whose own is the lowest.
+  PRECAST_HOST_DEVICE uint32_t word(int32_t token) const {
+    const uint32_t before = bits_before(first_token_, token);
+    if (before == ~0u) return before;
+    // Less than 0 for tokens before the drafts, whose bits are set below.
+    const int64_t bit = first_bit_ + token, byte = bit >> 3;
+    uint64_t bits = 0;
+    for (int i = 0; i < 5; ++i) {
+      const bool exists = byte + i >= 0 && (byte + i) * 8 < end_bit_;
+      if (exists) bits |= uint64_t(bits_[byte + i]) << (8 * i);
+    }
+    return static_cast<uint32_t>(bits >> (bit & 7)) | before;
   }
 
  private:

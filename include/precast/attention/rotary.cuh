@@ -23,7 +23,7 @@ using RotaryFreq = float2;  // [kDimK / 2] in shared memory
 
 template <typename Tile>
 __device__ __forceinline__ void init_rotary_freqs(const AttentionParams& p, RotaryFreq* freqs) {
-  for (int i = threadIdx.x; i < Tile::kDimK / 2; i += Tile::kThreads) {
+  for (int i = Tile::thread(); i < Tile::kDimK / 2; i += Tile::kThreads) {
     const double freq = exp2(-2.0 * i / Tile::kDimK * p.rope_log2_theta) * p.rope_inverse_scale *
                         0.15915494309189535;  // 1 / (2 pi)
     const float high = static_cast<float>(freq);
@@ -31,24 +31,50 @@ __device__ __forceinline__ void init_rotary_freqs(const AttentionParams& p, Rota
   }
 }
 
+struct SineCosine {
+  float sine, cosine;
+
+  __device__ __forceinline__ SineCosine(RotaryFreq freq, int32_t position) {
+    const float pos = static_cast<float>(position);
+    const float turns = pos * freq.x;
+    const float rest = fmaf(pos, freq.x, -turns) + pos * freq.y;
+    const float angle = 6.283185307179586f * (turns - rintf(turns) + rest);
+    sine = __sinf(angle);
+    cosine = __cosf(angle);
+  }
+};
+
 // Rotates x, which is in column `column`; y is in the other column of the pair. Returns the new x.
 template <typename Tile>
 __device__ __forceinline__ float rotate(const RotaryFreq* freqs, int32_t position, int column,
                                         float x, float y) {
   const bool is_low = column < Tile::kDimK / 2;
-  const RotaryFreq freq = freqs[is_low ? column : column - Tile::kDimK / 2];
-  const float pos = static_cast<float>(position);
-  const float turns = pos * freq.x;
-  const float rest = fmaf(pos, freq.x, -turns) + pos * freq.y;
-  const float angle = 6.283185307179586f * (turns - rintf(turns) + rest);
-  const float sine = __sinf(angle), cosine = __cosf(angle);
-  return is_low ? x * cosine - y * sine : x * cosine + y * sine;
+  const SineCosine by(freqs[is_low ? column : column - Tile::kDimK / 2], position);
+  return is_low ? x * by.cosine - y * by.sine : x * by.cosine + y * by.sine;
 }
 
 template <typename Tile>
 __device__ __forceinline__ int paired_column(int column) {
   constexpr int kHalf = Tile::kDimK / 2;
   return column < kHalf ? column + kHalf : column - kHalf;
+}
+
+// Rotates eight columns from 8 * chunk on, with the columns that they are pairs of.
+template <typename T>
+__device__ __forceinline__ void rotate_chunks(const RotaryFreq* freqs, int32_t position, int chunk,
+                                              Vec<T>& low, Vec<T>& high) {
+  float x[8], y[8];
+  unpack(low, x);
+  unpack(high, y);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const SineCosine by(freqs[chunk * 8 + j], position);
+    const float old_x = x[j];
+    x[j] = old_x * by.cosine - y[j] * by.sine;
+    y[j] = y[j] * by.cosine + old_x * by.sine;
+  }
+  low = pack<T>(x);
+  high = pack<T>(y);
 }
 
 // Rotates Q in shared memory. QLoadPartition::barrier() must come before and after.
@@ -62,19 +88,10 @@ __device__ __forceinline__ void rotate_q(const AttentionParams& p, const BlockIn
        i += Partition::kThreads) {
     const int row = Partition::first_row() + i / kPairs, chunk = i % kPairs;
     const int32_t position = PackGqaRow(p, block, row).q_idx + shift;
-    Vec<Q>* low = reinterpret_cast<Vec<Q>*>(smem_q + Tile::QueryRows::offset(row, chunk));
-    Vec<Q>* high = reinterpret_cast<Vec<Q>*>(smem_q + Tile::QueryRows::offset(row, chunk + kPairs));
-    float x[8], y[8], new_x[8], new_y[8];
-    unpack(*low, x);
-    unpack(*high, y);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int column = chunk * 8 + j;
-      new_x[j] = rotate<Tile>(freqs, position, column, x[j], y[j]);
-      new_y[j] = rotate<Tile>(freqs, position, column + Tile::kDimK / 2, y[j], x[j]);
-    }
-    *low = pack<Q>(new_x);
-    *high = pack<Q>(new_y);
+    rotate_chunks<Q>(
+        freqs, position, chunk,
+        *reinterpret_cast<Vec<Q>*>(smem_q + Tile::QueryRows::offset(row, chunk)),
+        *reinterpret_cast<Vec<Q>*>(smem_q + Tile::QueryRows::offset(row, chunk + kPairs)));
   }
 }
 

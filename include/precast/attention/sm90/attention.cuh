@@ -6,7 +6,6 @@
 //          V; its two or three consumer warpgroups compute 64 packed rows each. They meet at
 //          mbarriers alone.
 // Traffic  K and V are read once for every tile of packed queries.
-// Limits   No change of scores but causal mask and window.
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608: warp specialisation and the overlap of
 //          softmax and MMAs. PackGQA, split-KV and schedule: attention/attention.cuh.
 #pragma once
@@ -58,11 +57,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-template <typename T, int kDimQ, int kDimO>
-cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
-  using Tile = Sm90Tile<T, kDimQ, kDimO>;
-  if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  if (!is_plain(p)) return cudaErrorInvalidValue;
+template <typename Tile>
+cudaError_t launch_sm90_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   Sm90AttentionParams params;
   cudaError_t error = encode_params<Tile>(params, p);
   if (error != cudaSuccess) return error;
@@ -72,6 +68,13 @@ cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cud
   if (error != cudaSuccess) return error;
   return launch(kernel, dim3(p.schedule.shape.ctas), dim3(Tile::kCtaThreads), enable_pdl, stream,
                 params, Tile::kSharedBytes);
+}
+
+template <typename T, int kDimQ, int kDimO>
+cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  if (p.schedule.shape.ctas == 0) return cudaSuccess;
+  return is_plain(p) ? launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, false>>(p, enable_pdl, stream)
+                     : launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, true>>(p, enable_pdl, stream);
 }
 
 #endif

@@ -13,7 +13,9 @@
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608, for this order within a warpgroup.
 #pragma once
 
+#include "precast/attention/mask.cuh"
 #include "precast/attention/sm90/epilogue.cuh"
+#include "precast/attention/sm90/rotary.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 
 namespace precast {
@@ -35,8 +37,9 @@ class Sm90Consumer {
   __device__ __forceinline__ Sm90Consumer(const Sm90AttentionParams& params, Storage& shared,
                                           Sm90Buffers<Tile> buffers, int consumer)
       : p_(params.p), shared_(shared), buffers_(buffers), consumer_(consumer) {
-    scale_ = p_.scale * kLog2E;
+    scale_ = p_.scale * (Tile::kGeneral ? 1.0f : kLog2E);
     if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
+    if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
     has_panels_ = params.kv_copy != KvCopy::atoms;
     fences_ = params.kv_copy == KvCopy::rows;
     constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
@@ -48,6 +51,10 @@ class Sm90Consumer {
                                      has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes);
     v_step_ = 2 * v_step >> 4;  // 16 tokens
     q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * kPanel * kPanelBytes, kAtomBytes);
+    if constexpr (Tile::kGeneral) {
+      if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs());
+      Tile::barrier();
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -68,6 +75,45 @@ class Sm90Consumer {
   }
 
  private:
+  // From scores, as transform_and_mask() leaves them, to logits in base 2.
+  __device__ __forceinline__ float scale() const {
+    if constexpr (!Tile::kGeneral) return scale_;
+    return transform_.is_scale(p_) ? transform_.scale() : 1.0f;
+  }
+
+  __device__ __forceinline__ bool has_rotary() const {
+    return p_.positions == PositionEncoding::rope;
+  }
+  __device__ __forceinline__ RotaryFreq* rotary_freqs() const {
+    return reinterpret_cast<RotaryFreq*>(reinterpret_cast<unsigned char*>(&shared_) +
+                                         Tile::kStorageBytes);
+  }
+
+  // Rotates this consumer's rows of Q, if it is to be rotated. rotate_keys() must follow.
+  __device__ __forceinline__ void rotate_queries(const BlockInfo& block) const {
+    if (!has_rotary()) return;
+    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
+    const int first_row = 64 * consumer_;
+    const int32_t shift = block.work.kv_len - block.work.q_len;
+    const SwizzledRows rows = {buffers_.q(q_.stage) + first_row * kPanelBytes, kAtomBytes,
+                               Tile::kBlockM * kPanelBytes};
+    rotate_rows<Tile, 64, kWarpgroupSize>(
+        rows, rotary_freqs(), threadIdx.x % kWarpgroupSize,
+        [&](int row) { return PackGqaRow(p_, block, first_row + row).q_idx + shift; });
+  }
+
+  // Rotates the next block of K, together with the other consumers.
+  __device__ __forceinline__ void rotate_keys(int32_t first_position) const {
+    if (!has_rotary()) return;
+    const SwizzledRows rows = {buffers_.k(k_.stage),
+                               kAtomRows * kPanelBytes * (has_panels_ ? 1u : Tile::kDimK / kPanel),
+                               k_panel_step_ << 4};
+    rotate_rows<Tile, Tile::kBlockN, Tile::kThreads>(rows, rotary_freqs(), Tile::thread(),
+                                                     [&](int row) { return first_position + row; });
+    fence_shared_for_async();
+    Tile::barrier();
+  }
+
   // Says for this warp that it has read a buffer.
   __device__ __forceinline__ void release(uint64_t* empty) {
     __syncwarp();
@@ -96,7 +142,9 @@ class Sm90Consumer {
       OperandP p;
       token -= Tile::kBlockN;
       shared_.q.wait_full(q_, "Q");
+      if constexpr (Tile::kGeneral) rotate_queries(block);
       wait_full(shared_.k, k_, "the first K");
+      if constexpr (Tile::kGeneral) rotate_keys(token);
       if (block.work.kv_end - token <= Tile::kLeastN) {
         process_last_block<Tile::kLeastN>(block, token, rows, p);
       } else {
@@ -106,7 +154,10 @@ class Sm90Consumer {
       begin_turns();
       while (token > kv_begin) {
         token -= Tile::kBlockN;
+        VisibleTokens<Tile::kBlockN> visible[2];
+        if constexpr (Tile::kGeneral) find_visible(block, token, visible);
         wait_full(shared_.k, k_, "K");
+        if constexpr (Tile::kGeneral) rotate_keys(token);
         take_turn();
         wgmma_fence();
         multiply_qk<Tile::kBlockN>(acc_s);
@@ -120,11 +171,13 @@ class Sm90Consumer {
         keep_behind_wait(acc_s);
         release(&shared_.k.empty[k_.stage]);
         k_.advance();
-        if (token < unmasked_begin || token + Tile::kBlockN > unmasked_end) {
+        if constexpr (Tile::kGeneral) {
+          transform_and_mask(block, token, visible, acc_s);
+        } else if (token < unmasked_begin || token + Tile::kBlockN > unmasked_end) {
           mask<Tile::kBlockN>(block, token, acc_s);
         }
-        const bool rescales = rows.update_max(acc_s, scale_);
-        rows.exp_scores(acc_s, scale_);
+        const bool rescales = rows.update_max(acc_s, scale());
+        rows.exp_scores(acc_s, scale());
         wgmma_wait_group<0>();
         keep_behind_wait(acc_o);
         release(&shared_.v.empty[v_.stage]);
@@ -158,7 +211,9 @@ class Sm90Consumer {
   __device__ __forceinline__ void process_last_block(const BlockInfo& block, int32_t token,
                                                      RowStatistics& rows, OperandP& p) {
     float acc_s[kColumns / 2];
-    uint32_t visible[kColumns / 16][4];
+    uint32_t first_p[kColumns / 16][4];
+    VisibleTokens<kColumns> visible[2];
+    if constexpr (Tile::kGeneral) find_visible(block, token, visible);
     wgmma_fence();
     multiply_qk<kColumns>(acc_s);
     wgmma_commit_group();
@@ -166,15 +221,17 @@ class Sm90Consumer {
     keep_behind_wait(acc_s);
     release(&shared_.k.empty[k_.stage]);
     k_.advance();
-    if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
+    if constexpr (Tile::kGeneral) {
+      transform_and_mask(block, token, visible, acc_s);
+    } else if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
       mask<kColumns>(block, token, acc_s);
     }
-    rows.update_max(acc_s, scale_);  // acc_o is still 0
-    rows.exp_scores(acc_s, scale_);
-    pack_operands<T>(acc_s, visible);
+    rows.update_max(acc_s, scale());  // acc_o is still 0
+    rows.exp_scores(acc_s, scale());
+    pack_operands<T>(acc_s, first_p);
 #pragma unroll
     for (int i = 0; i < Tile::kBlockN / 4; ++i) {
-      p[i / 4][i % 4] = i < kColumns / 4 ? visible[i / 4 % (kColumns / 16)][i % 4] : 0u;
+      p[i / 4][i % 4] = i < kColumns / 4 ? first_p[i / 4 % (kColumns / 16)][i % 4] : 0u;
     }
   }
 
@@ -247,6 +304,43 @@ class Sm90Consumer {
     }
   }
 
+  // Finds which tokens from `first` on the two rows of this lane see. Why before the scores are
+  // computed: it takes registers.
+  template <int kColumns>
+  __device__ __forceinline__ void find_visible(const BlockInfo& block, int32_t first,
+                                               VisibleTokens<kColumns> (&visible)[2]) const {
+    const bool is_bounded = first < block.unmasked_begin || first + kColumns > block.unmasked_end;
+    if (!is_bounded && p_.mask != AttentionMask::custom && p_.mask != AttentionMask::multi_item) {
+      return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      visible[half] = VisibleTokens<kColumns>(p_, block, sm90_row<Tile>(half), first);
+    }
+  }
+
+  // Turns the scores of a KV block into logits divided by scale(), and those of hidden tokens into
+  // -inf.
+  template <int kColumns>
+  __device__ __forceinline__ void transform_and_mask(const BlockInfo& block, int32_t first,
+                                                     const VisibleTokens<kColumns> (&visible)[2],
+                                                     float (&acc_s)[kColumns / 2]) const {
+    const auto for_rows = [&](const auto& change) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        change(half, [&](int i) -> float& { return acc_s[i / 2 * 4 + 2 * half + i % 2]; });
+      }
+    };
+    if (!transform_.is_scale(p_)) {
+      for_rows([&](int half, const auto& score) {
+        transform_.template apply<kColumns>(p_, PackGqaRow(p_, block, sm90_row<Tile>(half)),
+                                            first + threadIdx.x % 4 * 2, score);
+      });
+    }
+    if (__all_sync(0xffffffffu, visible[0].has_all() && visible[1].has_all())) return;
+    for_rows([&](int half, const auto& score) { visible[half].apply(score); });
+  }
+
   // Sets the values behind the first `count` tokens of the next block to 0. Why: their P is 0, but
   // memory that is not the request's may hold NaN.
   __device__ __forceinline__ void clear_values(int32_t count) {
@@ -271,7 +365,8 @@ class Sm90Consumer {
   Storage& shared_;
   const Sm90Buffers<Tile> buffers_;
   const int consumer_;
-  float scale_;                                          // from scores to logits in base 2
+  float scale_;                // from scores to logits in base 2, but in general kernels
+  LogitsTransform transform_;  // in general kernels
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
   // Whether a KV block lies panel by panel, not atom by atom; and whether cp.async has written it.
   bool has_panels_, fences_;

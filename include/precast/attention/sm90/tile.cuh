@@ -26,14 +26,18 @@ constexpr int sm90_block_m(int head_dim_vo, int group_size) {
 
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
-template <typename T, int kDimQ, int kDimO>
+// kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
+// otherwise with the causal mask and the window alone.
+template <typename T, int kDimQ, int kDimO, bool kIsGeneral>
 struct Sm90Tile {
   using Element = T;
+  static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
   static constexpr int kConsumers = sm90_consumers(kDimV);
   static constexpr int kBlockM = 64 * kConsumers;
-  static constexpr int kBlockN = kDimV > 128 ? 64 : 128;
+  // Half as many tokens where registers are few.
+  static constexpr int kBlockN = kDimV > 128 || (kGeneral && kConsumers > 2) ? 64 : 128;
   // Scores of the last block are computed for so many tokens if no row of a tile sees more.
   static constexpr int kLeastN = 64;
   // Whether consumers take turns: it costs 1 to 5 % where there are two, and gains 7 % with three.
@@ -42,16 +46,17 @@ struct Sm90Tile {
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
   // Registers of a thread: the sum over the warpgroups is at most 512.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 56 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
+  static constexpr int kProducerRegisters = kConsumers == 2 || kGeneral ? 56 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : kGeneral ? 152 : 160;
 
   static constexpr int kQueryBytes = kBlockM * kDimK * 2;
   static constexpr int kKeyBytes = kBlockN * kDimK * 2;
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;
   static constexpr int kStorageBytes = 2048;  // Sm90SharedStorage
+  static constexpr int kRotaryBytes = kGeneral ? kDimK * 4 : 0;
   static constexpr int kBytesOfOneQuery =
-      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kStorageBytes;
+      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kStorageBytes + kRotaryBytes;
   // The Q of the next work tile is copied while this one is computed, where there is room.
   static constexpr int kQueryStages = kBytesOfOneQuery + kQueryBytes <= kSmemPerCta ? 2 : 1;
   static constexpr int kSharedBytes = kBytesOfOneQuery + (kQueryStages - 1) * kQueryBytes;
