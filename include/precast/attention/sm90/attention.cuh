@@ -10,8 +10,9 @@
 //          softmax and MMAs. PackGQA, split-KV and schedule: attention/attention.cuh.
 #pragma once
 
+#include "precast/attention/sm90/convert.cuh"
+#include "precast/attention/sm90/copy.cuh"
 #include "precast/attention/sm90/mainloop.cuh"
-#include "precast/attention/sm90/producer.cuh"
 #include "precast/core/launch.cuh"
 
 namespace precast {
@@ -25,6 +26,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
   extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
   const Sm90Buffers<Tile> buffers = {shared_address(sm90_attention_smem)};
   using Storage = Sm90SharedStorage<Tile>;
+  using Producer =
+      std::conditional_t<Tile::kConverts, Sm90ConvertProducer<Tile>, Sm90CopyProducer<Tile>>;
   static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
   Storage& shared =
       *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
@@ -34,7 +37,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
-    const uint32_t arrivals = params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+    const uint32_t arrivals = Producer::arrivals(params);
     shared.k.init(arrivals, Tile::kConsumerWarps);
     shared.v.init(arrivals, Tile::kConsumerWarps);
     shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
@@ -47,7 +50,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4) {
     decrease_registers<Tile::kProducerRegisters>();
-    Sm90Producer<Tile>(params, shared, buffers).run(warp);
+    Producer(params, shared, buffers).run(warp);
   } else {
     increase_registers<Tile::kConsumerRegisters>();
     Sm90Consumer<Tile>(params, shared, buffers, warp / 4 - 1).run();
@@ -70,11 +73,11 @@ cudaError_t launch_sm90_tile(const AttentionParams& p, bool enable_pdl, cudaStre
                 params, Tile::kSharedBytes);
 }
 
-template <typename T, int kDimQ, int kDimO>
+template <typename Q, typename KV, int kDimQ, int kDimO>
 cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  return is_plain(p) ? launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, false>>(p, enable_pdl, stream)
-                     : launch_sm90_tile<Sm90Tile<T, kDimQ, kDimO, true>>(p, enable_pdl, stream);
+  return is_plain(p) ? launch_sm90_tile<Sm90Tile<Q, KV, kDimQ, kDimO, false>>(p, enable_pdl, stream)
+                     : launch_sm90_tile<Sm90Tile<Q, KV, kDimQ, kDimO, true>>(p, enable_pdl, stream);
 }
 
 #endif

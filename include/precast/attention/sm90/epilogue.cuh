@@ -42,7 +42,7 @@ template <typename Tile>
 __device__ __forceinline__ void sm90_write_output(const AttentionParams& p, const BlockInfo& block,
                                                   const RowStatistics& rows,
                                                   const float (&acc_o)[Tile::kDimV / 2]) {
-  using T = typename Tile::Element;
+  using T = typename Tile::Query;
   const int q = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

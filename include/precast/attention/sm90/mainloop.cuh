@@ -31,7 +31,8 @@ class Sm90Consumer {
   using AccO = float[Tile::kDimV / 2];
   using OperandP = uint32_t[Tile::kBlockN / 16][4];
 
-  static constexpr int kFirstTurn = 2;  // the named barrier of the first consumer's turn
+  // Named barriers of the first consumer: of its turn, and of its queries.
+  static constexpr int kFirstTurn = 2, kConverted = 5;
 
  public:
   __device__ __forceinline__ Sm90Consumer(const Sm90AttentionParams& params, Storage& shared,
@@ -41,7 +42,7 @@ class Sm90Consumer {
     if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
     if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
     has_panels_ = params.kv_copy != KvCopy::atoms;
-    fences_ = params.kv_copy == KvCopy::rows;
+    fences_ = params.kv_copy == KvCopy::rows && !Tile::kConverts;
     constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
     k_panel_step_ = (has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
     k_descriptor_ = wgmma_descriptor(buffers.k(0),
@@ -67,18 +68,60 @@ class Sm90Consumer {
       process(slot.block);
       if (slot.block.work.num_splits > 1) {
         shared_.work.wait_full(state, "the next work of a consumer");
-        combine_splits<Tile, T>(p_, slot.block, shared_.counters + slot.block.work.counter,
-                                !shared_.slots[state.stage].is_valid, shared_.combine);
+        combine_splits<Tile, typename Tile::Query>(
+            p_, slot.block, shared_.counters + slot.block.work.counter,
+            !shared_.slots[state.stage].is_valid, shared_.combine);
       }
       release(&shared_.work.empty[stage]);
     }
   }
 
  private:
-  // From scores, as transform_and_mask() leaves them, to logits in base 2.
-  __device__ __forceinline__ float scale() const {
-    if constexpr (!Tile::kGeneral) return scale_;
-    return transform_.is_scale(p_) ? transform_.scale() : 1.0f;
+  // From the scores of a row, as transform_and_mask() leaves them, to logits in base 2.
+  struct RowScales {
+    float of[2];
+  };
+  __device__ __forceinline__ RowScales scales() const {
+    float scale = scale_;
+    if constexpr (Tile::kGeneral) scale = transform_.is_scale(p_) ? transform_.scale() : 1.0f;
+    if constexpr (Tile::kGeneral || !Tile::kConvertsQueries) return {{scale, scale}};
+    return {{scale * query_scale_[0], scale * query_scale_[1]}};
+  }
+
+  // Turns this consumer's rows of Q into f16, each times a power of two by which its largest number
+  // comes near 256: so none overflows, and one that becomes 0 is 2^-32 of the largest.
+  __device__ __forceinline__ void convert_queries() {
+    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
+    const SwizzledRows rows = {buffers_.q(q_.stage), kAtomBytes, Tile::kBlockM * kPanelBytes};
+    const int q = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = sm90_row<Tile>(half);
+      const auto for_each_chunk = [&](const auto& change) {
+#pragma unroll 4
+        for (int chunk = q; chunk < Tile::kDimK / 8; chunk += 4) {
+          float x[8];
+          unpack(rows.chunk<typename Tile::Query>(row, chunk), x);
+          change(chunk, x);
+        }
+      };
+      float largest = 0.0f;
+      for_each_chunk([&](int, const float (&x)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+      });
+      const int exponent =
+          max(-100, static_cast<int>(__float_as_uint(quad_max(largest)) >> 23) - 127);
+      const float factor = __uint_as_float(uint32_t(127 + 8 - exponent) << 23);
+      query_scale_[half] = __uint_as_float(uint32_t(127 - 8 + exponent) << 23);
+      for_each_chunk([&](int chunk, float (&x)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] *= factor;
+        rows.chunk<T>(row, chunk) = pack<T>(x);
+      });
+    }
+    fence_shared_for_async();
+    named_barrier(kConverted + consumer_, kWarpgroupSize);
   }
 
   __device__ __forceinline__ bool has_rotary() const {
@@ -142,6 +185,7 @@ class Sm90Consumer {
       OperandP p;
       token -= Tile::kBlockN;
       shared_.q.wait_full(q_, "Q");
+      if constexpr (Tile::kConvertsQueries) convert_queries();
       if constexpr (Tile::kGeneral) rotate_queries(block);
       wait_full(shared_.k, k_, "the first K");
       if constexpr (Tile::kGeneral) rotate_keys(token);
@@ -150,7 +194,9 @@ class Sm90Consumer {
       } else {
         process_last_block<Tile::kBlockN>(block, token, rows, p);
       }
-      if (token + Tile::kBlockN > block.work.kv_end) clear_values(block.work.kv_end - token);
+      if (!Tile::kConverts && token + Tile::kBlockN > block.work.kv_end) {
+        clear_values(block.work.kv_end - token);
+      }
       begin_turns();
       while (token > kv_begin) {
         token -= Tile::kBlockN;
@@ -176,8 +222,8 @@ class Sm90Consumer {
         } else if (token < unmasked_begin || token + Tile::kBlockN > unmasked_end) {
           mask<Tile::kBlockN>(block, token, acc_s);
         }
-        const bool rescales = rows.update_max(acc_s, scale());
-        rows.exp_scores(acc_s, scale());
+        const bool rescales = rows.update_max(acc_s, scales().of);
+        rows.exp_scores(acc_s, scales().of);
         wgmma_wait_group<0>();
         keep_behind_wait(acc_o);
         release(&shared_.v.empty[v_.stage]);
@@ -226,8 +272,8 @@ class Sm90Consumer {
     } else if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
       mask<kColumns>(block, token, acc_s);
     }
-    rows.update_max(acc_s, scale());  // acc_o is still 0
-    rows.exp_scores(acc_s, scale());
+    rows.update_max(acc_s, scales().of);  // acc_o is still 0
+    rows.exp_scores(acc_s, scales().of);
     pack_operands<T>(acc_s, first_p);
 #pragma unroll
     for (int i = 0; i < Tile::kBlockN / 4; ++i) {
@@ -331,6 +377,12 @@ class Sm90Consumer {
         change(half, [&](int i) -> float& { return acc_s[i / 2 * 4 + 2 * half + i % 2]; });
       }
     };
+    if constexpr (Tile::kConvertsQueries) {
+      for_rows([&](int half, const auto& score) {
+#pragma unroll
+        for (int i = 0; i < kColumns / 4; ++i) score(i) *= query_scale_[half];
+      });
+    }
     if (!transform_.is_scale(p_)) {
       for_rows([&](int half, const auto& score) {
         transform_.template apply<kColumns>(p_, PackGqaRow(p_, block, sm90_row<Tile>(half)),
@@ -367,6 +419,7 @@ class Sm90Consumer {
   const int consumer_;
   float scale_;                // from scores to logits in base 2, but in general kernels
   LogitsTransform transform_;  // in general kernels
+  float query_scale_[2];       // what converted queries of this lane's rows are too small by
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
   // Whether a KV block lies panel by panel, not atom by atom; and whether cp.async has written it.
   bool has_panels_, fences_;

@@ -13,7 +13,7 @@ namespace precast {
 enum class KvCopy : int {
   box,    // one TMA copy, of ragged tokens
   atoms,  // TMA copies of eight tokens each, of pages of a multiple of eight
-  rows,   // cp.async, of pages of any size and strides that TMA cannot express
+  rows,   // by threads: pages of any size, strides that TMA cannot express, and e4m3
 };
 
 struct Sm90AttentionParams {
@@ -60,9 +60,9 @@ inline cudaError_t encode_cache(TensorMap& map, DType dtype, const AttentionPara
 
 template <typename Tile>
 cudaError_t encode_params(Sm90AttentionParams& params, const AttentionParams& p) {
-  constexpr DType kType = TypeName<typename Tile::Element>::value;
+  constexpr DType kType = TypeName<typename Tile::Query>::value;
   params.p = p;
-  params.kv_copy = choose_kv_copy(p);
+  params.kv_copy = Tile::kConverts ? KvCopy::rows : choose_kv_copy(p);
   const uint32_t group = p.group_size.value, tokens = p.schedule.shape.block_m / group;
   TensorMapShape q;
   q.dim(Tile::kDimK, 0, kPanel);

@@ -21,10 +21,11 @@ class RowStatistics {
   float row_max[2] = {negative_infinity(), negative_infinity()};
   float row_sum[2] = {0.0f, 0.0f};  // of this lane's columns, until finalize()
 
-  // Updates row_max with the scores of a KV block, which times `scale` (> 0) are logits in base 2.
-  // Returns whether the rows of the warp must be rescaled.
+  // Updates row_max with the scores of a KV block, which times `scale` (> 0) of their row are
+  // logits in base 2. Returns whether the rows of the warp must be rescaled.
   template <int kCount>
-  __device__ __forceinline__ bool update_max(const float (&acc_s)[kCount], float scale) {
+  __device__ __forceinline__ bool update_max(const float (&acc_s)[kCount],
+                                             const float (&scale)[2]) {
     float block_max[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -34,7 +35,7 @@ class RowStatistics {
         even = fmaxf(even, acc_s[i + 2 * half]);
         odd = fmaxf(odd, acc_s[i + 2 * half + 1]);
       }
-      block_max[half] = fmaxf(even, odd) * scale;
+      block_max[half] = fmaxf(even, odd) * scale[half];
     }
     const bool grows = block_max[0] > row_max[0] + kRescaleThreshold ||
                        block_max[1] > row_max[1] + kRescaleThreshold;
@@ -51,15 +52,15 @@ class RowStatistics {
 
   // Turns scores into P in fp32 and adds it to row_sum.
   template <int kCount>
-  __device__ __forceinline__ void exp_scores(float (&acc_s)[kCount], float scale) {
+  __device__ __forceinline__ void exp_scores(float (&acc_s)[kCount], const float (&scale)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float offset = row_max[half] == negative_infinity() ? 0.0f : -row_max[half];
       float even = 0.0f, odd = 0.0f;
 #pragma unroll
       for (int i = 2 * half; i < kCount; i += 4) {
-        acc_s[i] = fast_exp2(fmaf(acc_s[i], scale, offset));
-        acc_s[i + 1] = fast_exp2(fmaf(acc_s[i + 1], scale, offset));
+        acc_s[i] = fast_exp2(fmaf(acc_s[i], scale[half], offset));
+        acc_s[i + 1] = fast_exp2(fmaf(acc_s[i + 1], scale[half], offset));
         even += acc_s[i];
         odd += acc_s[i + 1];
       }

@@ -6,7 +6,10 @@
 // bytes) a row, as TMA writes them and wgmma reads them.
 #pragma once
 
+#include <type_traits>
+
 #include "precast/attention/tile.cuh"
+#include "precast/core/fp8.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
 
 namespace precast {
@@ -15,12 +18,15 @@ constexpr int kPanel = 64;        // elements of 16 bits in a swizzled row
 constexpr int kPanelBytes = 128;  // of a row
 constexpr int kAtomRows = 8;      // rows that are swizzled together; what one copy of a page takes
 
-// How many consumers a tile has; rows = 64 times that.
-constexpr int sm90_consumers(int head_dim_vo) { return head_dim_vo <= 64 ? 3 : 2; }
+// How many consumers a tile has; rows = 64 times that. Where keys and values are converted, a third
+// one would leave the producer too few registers.
+constexpr int sm90_consumers(int head_dim_vo, int kv_bytes) {
+  return head_dim_vo <= 64 && kv_bytes == 2 ? 3 : 2;
+}
 
 // The rows of queries that a plan gives a tile: whole groups of heads, because TMA copies tokens.
-constexpr int sm90_block_m(int head_dim_vo, int group_size) {
-  const int rows = 64 * sm90_consumers(head_dim_vo);
+constexpr int sm90_block_m(int head_dim_vo, int kv_bytes, int group_size) {
+  const int rows = 64 * sm90_consumers(head_dim_vo, kv_bytes);
   return rows / group_size * group_size;
 }
 
@@ -28,13 +34,18 @@ constexpr int sm90_block_m(int head_dim_vo, int group_size) {
 
 // kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
 // otherwise with the causal mask and the window alone.
-template <typename T, int kDimQ, int kDimO, bool kIsGeneral>
+template <typename Q, typename KV, int kDimQ, int kDimO, bool kIsGeneral>
 struct Sm90Tile {
-  using Element = T;
+  // The type of queries and outputs, and the one in which wgmma multiplies. e4m3 is converted to
+  // f16, and so are queries that are bf16.
+  using Query = Q;
+  static constexpr bool kConverts = sizeof(KV) == 1;
+  using Element = std::conditional_t<kConverts, f16, Q>;
+  static constexpr bool kConvertsQueries = !std::is_same_v<Q, Element>;
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
-  static constexpr int kConsumers = sm90_consumers(kDimV);
+  static constexpr int kConsumers = sm90_consumers(kDimV, sizeof(KV));
   static constexpr int kBlockM = 64 * kConsumers;
   // Half as many tokens where registers are few.
   static constexpr int kBlockN = kDimV > 128 || (kGeneral && kConsumers > 2) ? 64 : 128;
@@ -46,8 +57,11 @@ struct Sm90Tile {
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
   // Registers of a thread: the sum over the warpgroups is at most 512.
-  static constexpr int kProducerRegisters = kConsumers == 2 || kGeneral ? 56 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : kGeneral ? 152 : 160;
+  static constexpr int kProducerRegisters = kConverts ? 72 : kConsumers == 2 || kGeneral ? 56 : 32;
+  static constexpr int kConsumerRegisters = kConverts         ? 216
+                                            : kConsumers == 2 ? 224
+                                            : kGeneral        ? 152
+                                                              : 160;
 
   static constexpr int kQueryBytes = kBlockM * kDimK * 2;
   static constexpr int kKeyBytes = kBlockN * kDimK * 2;
