@@ -21,6 +21,9 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
   using Base = Sm90Producer<Tile>;
   using Base::buffers_, Base::p_, Base::params_, Base::shared_;
   static constexpr int kRowsOfWarp = Tile::kBlockN / 4;  // that are copied with cp.async
+  // Whether there are registers to look up the pages of the next block early, and for four copies
+  // at once.
+  static constexpr bool kLooksAhead = Tile::kProducerRegisters >= 56;
 
  public:
   __device__ __forceinline__ Sm90CopyProducer(const Sm90AttentionParams& params,
@@ -100,14 +103,18 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
       const WorkTile& work = block.work;
       int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
-      uint32_t page = 0;
-      if (begin > work.kv_begin) page = this->find_page(work, begin - Tile::kBlockN + own_row);
+      uint32_t next_page = 0;
+      const auto look_up = [&] {
+        next_page = this->find_page(work, begin - Tile::kBlockN + own_row);
+      };
+      if (kLooksAhead && begin > work.kv_begin) look_up();
       while (begin > work.kv_begin) {
+        if (!kLooksAhead) look_up();
         begin -= Tile::kBlockN;
-        page = this->valid_page(page);
+        const uint32_t page = this->valid_page(next_page);
         copy_rows<Tile::kDimK>(p_.k, block, begin, first_row, page, shared_.k, kv, buffers_.k(0));
         copy_rows<Tile::kDimV>(p_.v, block, begin, first_row, page, shared_.v, kv, buffers_.v(0));
-        if (begin > work.kv_begin) page = this->find_page(work, begin - Tile::kBlockN + own_row);
+        if (kLooksAhead && begin > work.kv_begin) look_up();
         kv.advance();
       }
     });
@@ -122,7 +129,7 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
                                             const PipelineState<Tile::kStages>& state,
                                             uint32_t buffer) const {
     constexpr int kChunks = kDim / 8;  // of 16 bytes
-    constexpr int kUnroll = Tile::kProducerRegisters >= 56 ? 4 : 1;
+    constexpr int kUnroll = kLooksAhead ? 4 : 1;
     const int lane = threadIdx.x % 32;
     const uint64_t own = this->row_address(cache, block.kv_head, page, begin + first_row + lane);
     const int32_t count = block.work.kv_end - begin - first_row;
