@@ -164,7 +164,7 @@ def _scores(r: random.Random, case: Case) -> None:
     if r.random() < 0.2:
         case.logits_soft_cap = r.choice((1.0, 8.0, 30.0))
     if r.random() < 0.2:
-        case.sm_scale = r.choice((0.05, 0.2, 1.0)) / case.head_dim_qk**0.25
+        case.sm_scale = r.choice((0.05, 0.2, 1.0, -0.2, 0.0)) / case.head_dim_qk**0.25
     if r.random() < 0.3:
         case.pos_encoding_mode = r.choice(("ROPE_LLAMA", "ALIBI"))
         if r.random() < 0.5:

@@ -126,10 +126,6 @@ inline bool fill(AttentionParams& p, const Run& run) {
   p.scale =
       finite_float(q.op, "sm_scale * q_scale * k_scale", run.block.scores.sm_scale * run.sm_factor);
   p.out_scale = finite_float(q.op, "out_scale", run.out_scale);
-  PRECAST_CHECK(run.block.shape.sm90 == 0 || is_plain(p), ValueError)
-      << q.op << ": kernels for sm_90a need a positive scale, and no mask but the causal one, no "
-      << "soft cap and no encoding of positions, got a scale of " << p.scale
-      << ". Fix: plan with backend='fa2'";
   PRECAST_CHECK(!p.plans_itself || is_plain(p), ValueError)
       << q.op << ": kernels that plan themselves need a positive scale and no mask but the causal "
       << "one, no soft cap and no encoding of positions, got a scale of " << p.scale

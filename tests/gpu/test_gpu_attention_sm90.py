@@ -17,6 +17,7 @@ from attention_dense import causal, dense, indptr
 
 import precast
 from precast._ops.attention import kernels, sm90
+from precast.prefill import batch_prefill_with_ragged_kv_cache_reference
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = pytest.mark.skipif(not IS_HOPPER, reason="needs compute capability 9.0")
@@ -34,8 +35,6 @@ def _is_theirs(case: Case) -> bool:
     return (
         case.kind in ("paged", "ragged", "single_prefill")
         and (case.kind != "paged" or case.page_size % 8 == 0)
-        and not (case.mask or case.logits_soft_cap or case.pos_encoding_mode != "NONE")
-        and (case.sm_scale is None or case.sm_scale > 0)
         and rows >= sm90._FEWEST_ROWS
     )
 
@@ -164,6 +163,74 @@ def test_page_sizes_do_not_change_a_bit(head_dims, is_causal, generator):
         again, again_lse = run_paged(batch, page_size, generator, layout, causal=is_causal)
         assert torch.equal(again, out), page_size
         assert torch.equal(again_lse, lse), page_size
+
+
+def custom_mask(batch, generator):
+    pairs = sum(n * m for n, m in zip(batch.q_lens, batch.kv_lens))
+    return {"custom_mask": torch.rand(pairs, device="cuda", generator=generator) < 0.7}
+
+
+def items(batch, generator):
+    """Prefixes and items of any length: a query sees as many tokens of its item as its place."""
+    count, width = len(batch.q_lens), 400
+    given = {"device": "cuda", "generator": generator}
+    prefix = torch.randint(100, (count,), **given)
+    return {
+        "prefix_len_ptr": prefix.to(torch.uint32),
+        "token_pos_in_items_ptr": torch.randint(30, (count * width,), **given).to(torch.uint16),
+        "token_pos_in_items_len": width,
+    }
+
+
+SCORES = {
+    "soft cap": lambda *_: {"causal": True, "logits_soft_cap": 20.0},
+    "soft cap and window": lambda *_: {"logits_soft_cap": 5.0, "window_left": 99},
+    "ALiBi": lambda *_: {"causal": True, "pos_encoding_mode": "ALIBI"},
+    "ALiBi and soft cap": lambda *_: {"pos_encoding_mode": "ALIBI", "logits_soft_cap": 20.0},
+    "RoPE": lambda *_: {"causal": True, "pos_encoding_mode": "ROPE_LLAMA"},
+    "RoPE and custom mask": lambda *x: {"pos_encoding_mode": "ROPE_LLAMA", **custom_mask(*x)},
+    "custom mask": custom_mask,
+    "custom mask and soft cap": lambda *x: {"logits_soft_cap": 20.0, **custom_mask(*x)},
+    "items": items,
+    "negative scale": lambda *_: {"causal": True, "sm_scale": -0.1},
+    "scale of zero": lambda *_: {"sm_scale": 0.0},
+}
+
+
+@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("scores", SCORES)
+def test_other_scores(head_dims, scores, generator):
+    """In all three ways to copy keys: ragged, in pages of eight tokens, and in others."""
+    batch = Batch(*LENGTHS, generator, head_dims)
+    options = SCORES[scores](batch, generator)
+    out, lse = run_ragged(batch, **options)
+    bounds = batch.q_bounds, batch.kv_bounds
+    want, sums = batch_prefill_with_ragged_kv_cache_reference(
+        batch.q, batch.k, batch.v, *bounds, o_dtype=torch.float32, **options
+    )
+    tolerance = 2e-2 if "RoPE" in scores else 1e-2  # Rotated numbers are rounded, too.
+    torch.testing.assert_close(out.float(), want.float(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse, sums.float(), atol=tolerance, rtol=tolerance)
+    for page_size in (16, 5):
+        again, again_lse = run_paged(batch, page_size, generator, **options)
+        assert torch.equal(again, out), page_size
+        assert torch.equal(again_lse, lse), page_size
+
+
+def test_a_run_may_have_other_scores_than_its_plan(generator):
+    batch = Batch(*LENGTHS, generator)
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    bounds = batch.q_bounds, batch.kv_bounds
+    wrapper.plan(*bounds, *batch.sizes(), causal=True, q_data_type=BF16)
+    options = {"causal": True, "logits_soft_cap": 5.0}
+    want, _ = batch_prefill_with_ragged_kv_cache_reference(
+        batch.q, batch.k, batch.v, *bounds, o_dtype=torch.float32, **options
+    )
+    out = wrapper.forward(batch.q, batch.k, batch.v, **options)
+    torch.testing.assert_close(out.float(), want, atol=1e-2, rtol=1e-2)
+    wrapper._logits_soft_cap = 5.0  # as engines set it
+    assert torch.equal(wrapper.run(batch.q, batch.k, batch.v), out)
+    assert wrapper._plan.shape.sm90
 
 
 def test_strides_of_zero(generator):

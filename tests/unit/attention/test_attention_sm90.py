@@ -92,11 +92,6 @@ def test_other_gpus_have_no_such_kernels(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"logits_soft_cap": 30.0},
-        {"pos_encoding_mode": "ALIBI"},
-        {"pos_encoding_mode": "ROPE_LLAMA"},
-        {"sm_scale": -1.0},
-        {"custom_mask": torch.ones(40 * 50 + 30 * 40, dtype=torch.bool)},
         {"q_data_type": torch.float32, "kv_data_type": torch.float32},
         {"kv_data_type": torch.float8_e4m3fn},
         {"head_dim": 96},
@@ -106,9 +101,33 @@ def test_plans_that_need_more_run_elsewhere(options):
     assert planned(ragged(), **options).sm90 is False
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 7}, {"sm_scale": 0.1}])
+MASK = torch.rand(40 * 50 + 30 * 40, generator=torch.Generator().manual_seed(1)) < 0.7
+#: 9 tokens of a prefix, then items of 20, for both requests; the last token of an item is 0.
+PLACES = torch.arange(41, dtype=torch.int16) % 21
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window_left": 7},
+        {"sm_scale": -0.1},
+        {"sm_scale": 0.0},
+        {"causal": True, "logits_soft_cap": 30.0},
+        {"pos_encoding_mode": "ALIBI"},
+        {"pos_encoding_mode": "ROPE_LLAMA"},
+        {"custom_mask": MASK},
+        {
+            "prefix_len_ptr": torch.tensor([9, 9], dtype=torch.uint32),
+            "token_pos_in_items_ptr": torch.cat((PLACES, PLACES)),
+            "token_pos_in_items_len": 41,
+        },
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
 @pytest.mark.parametrize("backend", ["auto", "fa3"])
-def test_plain_plans_run_on_hopper(options, backend, monkeypatch):
+def test_plans_of_all_scores_run_on_hopper(options, backend, monkeypatch):
     wrapper = ragged(backend=backend)
     assert planned(wrapper, **options).sm90 is True
     launched = record_launches(monkeypatch)
@@ -133,16 +152,15 @@ def test_a_batch_that_must_not_matter_does_not_choose_the_kernels():
     assert wrapper._plan.shape.sm90 is True
 
 
-def test_an_option_that_hopper_lacks_divides_the_work_again(monkeypatch):
+def test_other_scores_than_the_plan_had_need_no_new_one(monkeypatch):
     wrapper, (q, k, v) = ragged(), tensors()
     planned(wrapper)
     launched = record_launches(monkeypatch)
     want, _ = wrapper.reference(q, k, v, ROWS, TOKENS, logits_soft_cap=5.0)
     torch.testing.assert_close(wrapper.forward(q, k, v, logits_soft_cap=5.0), want)
-    assert launched == ["plan", "run_ragged"]
     wrapper._logits_soft_cap = 5.0  # as engines set it
     torch.testing.assert_close(wrapper.run(q, k, v), want)
-    assert launched[-1] == "run_ragged"
+    assert launched == ["run_ragged_sm90", "run_ragged_sm90"]
 
 
 def test_a_graph_keeps_the_kernels_of_its_first_plan():
@@ -164,8 +182,18 @@ def test_a_decode_of_many_rows_runs_on_hopper():
         assert wrapper._plan.shape.sm90 is expected
 
 
-def test_functional_calls_with_other_scores_are_not_plain():
-    plain = {"mask": None, "is_alibi": False, "logits_soft_cap": 0.0, "sm_scale": 0.1}
-    assert geometry.is_plain(SimpleNamespace(**plain))
-    for other in ({"is_alibi": True}, {"logits_soft_cap": 1.0}, {"sm_scale": 0.0}):
-        assert not geometry.is_plain(SimpleNamespace(**plain | other))
+def test_functional_calls_of_all_scores_run_on_hopper():
+    call = SimpleNamespace(
+        query=torch.empty(70, 8, 64, dtype=BF16),
+        k=torch.empty(90, 2, 64, dtype=BF16),
+        v=torch.empty(90, 2, 64, dtype=BF16),
+        q_bounds=ROWS,
+        q_len=40,
+        causal=True,
+        is_alibi=True,
+        window_left=-1,
+        logits_soft_cap=5.0,
+        sm_scale=0.0,
+    )
+    assert not geometry.is_plain(call)
+    assert geometry.shape_of(call).sm90 is True

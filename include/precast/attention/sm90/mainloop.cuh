@@ -4,11 +4,13 @@
 //
 //   acc_s = Q K^T                    wgmma, both operands in shared memory
 //   acc_s = -inf where masked        only where a row of the tile masks a token of the block
+//                                    (in general kernels after what attention/mask.cuh does)
 //   P = 2^(acc_s - row_max)          attention/sm90/softmax.cuh
 //   acc_o += P V                     wgmma, P in registers
 //
 // The tensor cores compute Q K^T of one block and then P V of the block before it. Meanwhile
-// another warpgroup, or this one for the maxima, computes its softmax.
+// another warpgroup, or this one for the maxima, computes its softmax. Before that, general kernels
+// may rotate Q and K in shared memory (attention/sm90/rotary.cuh).
 //
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608, for this order within a warpgroup.
 #pragma once

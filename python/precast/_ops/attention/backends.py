@@ -71,7 +71,7 @@ def note_fa3() -> None:
     get_logger().info(
         "backend='fa3': the kernels for Hopper lack what a plan asks for; those of backend='fa2' "
         "run in their place. What they have: 16-bit keys and values, head dimensions 64, 128, 256, "
-        "and 192 with 128, causal mask and window"
+        "and 192 with 128"
     )
 
 

@@ -11,7 +11,7 @@ from collections import namedtuple
 from typing import Any
 
 from precast._base.errors import PlanMismatchError
-from precast._ops.attention import kernels, sm90
+from precast._ops.attention import kernels
 from precast._ops.attention.lengths import total_and_longest
 from precast._ops.attention.plan import NO_TABLES
 
@@ -102,8 +102,7 @@ class CachedModule:
             fixed_split_size=split,
             disable_split_kv=given.disable_split_kv,
         )
-        is_plain = not before.mask.is_used and sm90.is_plain(before.scores)
-        shape = wrapper._with_tile(before.model, shape, is_plain, q_len, tokens)
+        shape = wrapper._with_tile(before.model, shape, q_len, tokens)
         # Engines set the options of scores behind this call; until then they fit the plan.
         scores = before.scores._replace(causal=not is_decode and (causal or before.scores.causal))
         if window_left >= 0:

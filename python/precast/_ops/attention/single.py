@@ -123,9 +123,7 @@ def _plan_and_run(
         causal=mask_mode == MaskMode.CAUSAL,
         window_left=window_left,
     )
-    is_plain = packed_mask is None and pos_encoding == PosEncodingMode.NONE
-    is_plain = is_plain and logits_soft_cap <= 0 < sm_scale
-    if is_plain and sm90.suits((q.dtype, k.dtype), shape, tokens, device):
+    if sm90.suits((q.dtype, k.dtype), shape, tokens, device):
         shape = sm90.with_tile(shape)
         run = kernels.run_ragged_sm90[q.dtype, head_dim_qk, head_dim_vo, key[0]]
     numbers = (mask_mode, window_left, pos_encoding, 0, logits_soft_cap, sm_scale)

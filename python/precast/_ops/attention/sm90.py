@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls the kernels of ``attention_sm90`` compute: by TMA and wgmma, on Hopper.
 
-What they lack is for the kernels of every GPU: keys of 8 bits, scores that are changed by more than
-a causal mask and a window. So is what they are not faster at: short requests, and pages of other
-sizes than multiples of eight.
+What they lack is for the kernels of every GPU: keys of 8 bits, other head dimensions. So is what
+they are not faster at: short requests, and pages of other sizes than multiples of eight. Masks and
+options of scores do not matter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base.device import device_index
 from precast._base.torch import torch
-from precast._ops.attention.enums import MaskMode
 from precast._plan.installed import plan_document
 
 if TYPE_CHECKING:
-    from precast._ops.attention.plan import AttentionPlan, PlanShape
+    from precast._ops.attention.plan import PlanShape
 
 _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _DTYPES = frozenset({"f16": torch.float16, "bf16": torch.bfloat16}[d] for d in _AXES["dtype_q"])
@@ -52,20 +51,10 @@ def block_m(heads: tuple[int, int], head_dim_vo: int) -> int:
     return rows_of_tile(head_dim_vo) // group * group
 
 
-def is_plain(options: Any) -> bool:
-    """Whether nothing but causal mask and window changes scores: of ``plan()``, or of Scores."""
-    cap, scale = options.logits_soft_cap, options.sm_scale
-    return (
-        options.pos_encoding_mode == "NONE"
-        and (cap is None or not cap > 0)
-        and (scale is None or scale > 0)
-    )
-
-
 def suits(
     dtypes: tuple[Any, ...], shape: PlanShape, q_len: int | None, device: torch.device
 ) -> bool:
-    """Whether these kernels are the faster ones for a plan of plain scores.
+    """Whether these kernels are the faster ones for a plan.
 
     ``dtypes`` are those of queries and of keys in kernels; ``q_len`` is None where the host does
     not know how many queries a request has.
@@ -79,7 +68,7 @@ def suits(
 
 
 def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> bool:
-    """Whether these kernels run a plan of plain scores."""
+    """Whether these kernels run a plan."""
     group = shape.num_qo_heads // shape.num_kv_heads
     return (
         _is_hopper(device)
@@ -94,9 +83,3 @@ def with_tile(shape: PlanShape) -> PlanShape:
     """Return the shape of a plan for these kernels."""
     heads = shape.num_qo_heads, shape.num_kv_heads
     return shape._replace(block_m=block_m(heads, shape.head_dim_vo), sm90=True)
-
-
-def fits(plan: AttentionPlan) -> bool:
-    """Whether a plan is for the kernels that compute its scores."""
-    masks = MaskMode.CAUSAL, MaskMode.NON_CAUSAL
-    return not plan.shape.sm90 or (plan.mask_mode in masks and is_plain(plan.scores))

@@ -48,6 +48,8 @@ class AttentionWrapper(PlanAttributes):
     _takes_sinks = False
     #: Whether ``run()`` takes the scales of a cache in NVFP4.
     _takes_kv_cache_sf = False
+    #: Whether kernels for prefill may run; False for a decode that does not ask for them.
+    _use_tensor_cores = True
     #: Launches of plans that wait for other checks; None: a plan is launched at once.
     _checked_plans: list[Callable[[], None]] | None = None
 
@@ -167,18 +169,12 @@ class AttentionWrapper(PlanAttributes):
         """Return the plan with its block, which is gone where an engine has set an attribute."""
         self._check_planned(f"{self._name}.run")
         if self._plan.block is None:
-            if sm90.fits(self._plan):
-                self._plan = kernels.pack(self._plan)
-            else:
-                self._divide_again(self._plan.shape)
+            self._plan = kernels.pack(self._plan)
         return self._plan
 
     def _divide_again(self, shape: PlanShape) -> None:
         """Launch the plan with another shape; the tables are where the plan has them."""
-        plan = self._plan._replace(shape=shape)
-        if not sm90.fits(plan):
-            plan = plan._replace(shape=self._with_tile(plan.model, shape, False, None))
-        packed = kernels.pack(plan)
+        packed = kernels.pack(self._plan._replace(shape=shape))
         kernels.launch(packed, NO_TABLES)
         self._plan = packed
 
@@ -270,20 +266,16 @@ class AttentionWrapper(PlanAttributes):
         self,
         model: Model,
         shape: PlanShape,
-        is_plain: bool,
         q_len: int | None,
         tokens: int | None = None,
     ) -> PlanShape:
-        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones.
-
-        ``is_plain`` says that nothing but causal mask and window changes scores.
-        """
+        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones."""
         heads, head_dims = shape[4:6], shape[6:8]
         first = self._plan.shape
         invariant = shape.disable_split_kv or shape.fixed_split_size > 0
-        if self._use_cuda_graph and first.block_m and is_plain >= first.sm90:
+        if self._use_cuda_graph and first.block_m:
             return shape._replace(block_m=first.block_m, sm90=first.sm90)
-        if is_plain and self._requested_backend != "fa2":
+        if self._use_tensor_cores and self._requested_backend != "fa2":
             given = model.key[:2], shape
             is_theirs = (
                 sm90.runs(*given, self.device)
@@ -348,7 +340,7 @@ class AttentionWrapper(PlanAttributes):
         if window_left >= 0 and not 0 <= scores.window_left <= window_left:
             window_left = scores.window_left
         wider = shape._replace(causal=causal, window_left=window_left)
-        if wider == shape and sm90.fits(plan):
+        if wider == shape:
             return
         if shape.fixed_split_size > 0:
             raise PlanMismatchError(

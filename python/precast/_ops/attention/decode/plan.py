@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from precast._base.torch import torch
-from precast._ops.attention import buffers, sm90, validation
+from precast._ops.attention import buffers, validation
 from precast._ops.attention.lengths import longest_kv, tokens_of_pages
 from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
@@ -23,7 +23,6 @@ class DecodePlan(AttentionWrapper):
     """Make the plan of a batch from its page table and options."""
 
     _q_len_per_req = PlanField("shape", "q_len_per_req")
-    _use_tensor_cores: bool
 
     def _plan_batch(self, given: Any) -> None:
         name, q_len_per_req = self._name, given.q_len_per_req
@@ -118,8 +117,7 @@ class DecodePlan(AttentionWrapper):
             split or -1,
             given.disable_split_kv,
         )
-        is_plain = self._use_tensor_cores and sm90.is_plain(given)
-        return model, self._with_tile(model, shape, is_plain, q_len)
+        return model, self._with_tile(model, shape, q_len)
 
     def _check_frozen(self, batch_size: int, indices: torch.Tensor, q_len_per_req: int) -> None:
         """Check the sizes that CUDA graphs keep; there is no ``q_len_per_req`` before a plan."""

@@ -74,6 +74,6 @@ def shape_of(call: PagedCall | RaggedCall) -> PlanShape:
         window_left=call.window_left,
     )
     dtypes = call.query.dtype, keys.dtype
-    if is_plain(call) and sm90.suits(dtypes, shape, call.q_len, call.query.device):
+    if sm90.suits(dtypes, shape, call.q_len, call.query.device):
         return sm90.with_tile(shape)
     return shape

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._ops.attention import sm90, validation
+from precast._ops.attention import validation
 from precast._ops.attention.buffers import copy_to_start
 from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_and_longest
 from precast._ops.attention.plan import (
@@ -73,8 +73,7 @@ class PrefillPlan(AttentionWrapper):
             split,
             given.disable_split_kv,
         )
-        is_plain = given.prefix_len_ptr is None and not is_masked and sm90.is_plain(given)
-        shape = self._with_tile(model, shape, is_plain, max_q_len, rows)
+        shape = self._with_tile(model, shape, max_q_len, rows)
         return model, shape, max_q_len
 
     def _check_mask_buffers(self) -> None:
