@@ -21,7 +21,7 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
   using Base = Sm90Producer<Tile>;
   using Base::buffers_, Base::p_, Base::params_, Base::shared_;
   static constexpr int kRowsOfWarp = Tile::kBlockN / 4;  // that are copied with cp.async
-  // Whether there are registers to look up the pages of the next block early, and for four copies
+  // Whether there are registers to look up the pages of the next block early, and for two copies
   // at once.
   static constexpr bool kLooksAhead = Tile::kProducerRegisters >= 56;
 
@@ -129,7 +129,7 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
                                             const PipelineState<Tile::kStages>& state,
                                             uint32_t buffer) const {
     constexpr int kChunks = kDim / 8;  // of 16 bytes
-    constexpr int kUnroll = kLooksAhead ? 4 : 1;
+    constexpr int kUnroll = kLooksAhead ? 2 : 1;
     const int lane = threadIdx.x % 32;
     const uint64_t own = this->row_address(cache, block.kv_head, page, begin + first_row + lane);
     const int32_t count = block.work.kv_end - begin - first_row;
