@@ -86,11 +86,10 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   const int64_t group = s.num_qo_heads / s.num_kv_heads;
   const int per_sm =
       s.sm90 != 0
-          ? group > 0 && s.block_m == sm90_block_m(dim_vo, static_cast<int>(group))
+          ? group > 0 && s.block_m == sm90_block_m(dim_vo, static_cast<int>(s.kv_bytes),
+                                                   static_cast<int>(group))
           : attention_plan_ctas_per_sm(static_cast<int>(s.block_m), static_cast<int>(s.head_dim_qk),
                                        dim_vo, static_cast<int>(s.kv_bytes));
-  PRECAST_CHECK(s.sm90 == 0 || s.kv_bytes == 2, ValueError)
-      << op << ": kernels for sm_90a need keys of 16 bits, got " << 8 * s.kv_bytes;
   PRECAST_CHECK(per_sm > 0, ValueError)
       << op << ": there is no kernel of tiles of " << s.block_m << " rows for head_dim_qk "
       << s.head_dim_qk << " and head_dim_vo " << s.head_dim_vo;
@@ -207,7 +206,8 @@ int64_t check_workspace(const Arg& arg, const Arg& with) {
 // Bytes of a partial result.
 int64_t partial_bytes(const PlanShape& s) {
   const int dim = static_cast<int>(s.head_dim_vo);
-  const int rows = s.sm90 != 0 ? 64 * sm90_consumers(dim) : static_cast<int>(s.block_m);
+  const int rows = s.sm90 != 0 ? 64 * sm90_consumers(dim, static_cast<int>(s.kv_bytes))
+                               : static_cast<int>(s.block_m);
   return 4 * attention_partial_floats(rows, dim / attention_v_splits(dim));
 }
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not IS_HOPPER, reason="needs compute capability 
 SHARDS, CASES = 20, 60
 FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))
 HEAD_DIMS = sorted(sm90._HEAD_DIMS)
-SPACE = Space(kv_dtypes=(), head_dims=tuple(HEAD_DIMS))
+SPACE = Space(kv_dtypes=(torch.float8_e4m3fn,), head_dims=tuple(HEAD_DIMS))
 BF16 = torch.bfloat16
 HEADS, KV_HEADS = 8, 2
 
@@ -34,7 +34,7 @@ def _is_theirs(case: Case) -> bool:
     rows = max(case.q_lens) * case.group
     return (
         case.kind in ("paged", "ragged", "single_prefill")
-        and (case.kind != "paged" or case.page_size % 8 == 0)
+        and (case.kind != "paged" or case.page_size % 8 == 0 or case.kv_dtype.itemsize == 1)
         and rows >= sm90._FEWEST_ROWS
     )
 

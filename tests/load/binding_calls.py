@@ -82,15 +82,13 @@ def valid_calls() -> dict[str, list[Args]]:
 
 
 def _for_hopper(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:
-    """The calls with a plan for Hopper, which reference mode does not make, and plain scores."""
+    """The calls with a plan for Hopper, which reference mode does not make."""
     at = kernel.parameters.index("block")
     for args in recorded:
         plan = args[at].attention_plan
-        scores = plan.scores._replace(logits_soft_cap=0.0, sm_scale=0.1, pos_encoding_mode="NONE")
-        plan = plan._replace(shape=sm90.with_tile(plan.shape), scores=scores)
-        if sm90.fits(plan) and plan.shape.kv_bytes == 2:
+        if plan.model.key[:2] in sm90._DTYPES:
             block = args[at].clone()
-            block.attention_plan = plan
+            block.attention_plan = plan._replace(shape=sm90.with_tile(plan.shape))
             yield (*args[:at], block, *args[at + 1 :])
 
 

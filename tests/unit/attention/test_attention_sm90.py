@@ -14,7 +14,7 @@ from precast._ops.attention import sm90
 from precast._ops.attention.functional import geometry
 from precast._ops.attention.plan import PlanShape
 
-BF16, F16 = torch.bfloat16, torch.float16
+BF16, F16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 CPU = torch.device("cpu")
 SHAPE = PlanShape(2, -1, 0, 16, 32, 8, 128, 128, 2, 64)
 ROWS, TOKENS = torch.tensor([0, 40, 70]), torch.tensor([0, 50, 90])
@@ -47,7 +47,7 @@ def tensors(head_dim=64):
     [(1, 128, 128), (4, 128, 128), (5, 128, 125), (7, 128, 126), (7, 64, 189), (48, 256, 96)],
 )
 def test_a_tile_has_whole_groups_of_heads(group, head_dim_vo, rows):
-    assert sm90.block_m((8 * group, 8), head_dim_vo) == rows
+    assert sm90.block_m(SHAPE._replace(num_qo_heads=8 * group, head_dim_vo=head_dim_vo)) == rows
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,17 @@ def test_what_the_kernels_lack_is_for_others(other):
     assert not sm90.runs((BF16, BF16), SHAPE._replace(**other), CPU)
 
 
-def test_keys_are_of_the_dtype_of_queries():
-    for dtypes in ((BF16, F16), (F16, torch.float8_e4m3fn), (torch.float32, torch.float32)):
+def test_keys_are_of_the_dtype_of_queries_or_e4m3():
+    for dtypes in ((BF16, F16), (F16, torch.float8_e5m2), (torch.float32, torch.float32)):
         assert not sm90.runs(dtypes, SHAPE, CPU)
-    assert sm90.runs((F16, F16), SHAPE, CPU)
+    for dtypes in ((F16, F16), (F16, E4M3), (BF16, E4M3)):
+        assert sm90.runs(dtypes, SHAPE, CPU)
+
+
+def test_keys_of_8_bits_have_tiles_of_two_warpgroups_and_pages_of_any_size():
+    shape = SHAPE._replace(head_dim_qk=64, head_dim_vo=64, kv_bytes=1, page_size=1)
+    assert sm90.block_m(shape) == 128
+    assert sm90.suits((BF16, E4M3), shape, None, CPU)
 
 
 def test_short_requests_are_for_smaller_tiles():
@@ -93,7 +100,7 @@ def test_other_gpus_have_no_such_kernels(monkeypatch):
     "options",
     [
         {"q_data_type": torch.float32, "kv_data_type": torch.float32},
-        {"kv_data_type": torch.float8_e4m3fn},
+        {"kv_data_type": torch.float8_e5m2},
         {"head_dim": 96},
     ],
 )

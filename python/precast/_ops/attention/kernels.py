@@ -82,15 +82,15 @@ run_ragged = _export(
 )
 run_paged_sm90 = _export(
     "run_paged_sm90",
-    f"{_Q.replace('|f32', '')} k_cache:T v_cache?:T {_RUN}",
+    f"{_Q.replace('|f32', '')} k_cache:U=e4m3|T v_cache?:U {_RUN}",
     key="q.shape[-1], out.shape[-1], q.get_device()",
     write=references.run,
     check=references.check_run,
 )
 run_ragged_sm90 = _export(
     "run_ragged_sm90",
-    f"{_Q.replace('|f32', '')} k:T[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
-    f"v:T[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
+    f"{_Q.replace('|f32', '')} k:U=e4m3|T[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
+    f"v:U[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
     "BatchPrefillWithRaggedKVCacheWrapper",
     key="q.shape[-1], out.shape[-1], q.get_device()",
     write=references.run,

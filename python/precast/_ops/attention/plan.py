@@ -105,11 +105,6 @@ class Model(NamedTuple):
     is_packed: bool = False
 
     @property
-    def sm90_key(self) -> tuple[Any, ...]:
-        """Return the key of the kernels for sm_90a, whose keys have the dtype of queries."""
-        return self.key[:1] + self.key[2:]
-
-    @property
     def kv_bytes(self) -> int:
         """Return the bytes of a number of keys in kernels, which convert NVFP4 to float16."""
         return 2 if self.is_packed else self.kv_dtype.itemsize

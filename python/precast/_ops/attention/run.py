@@ -83,7 +83,7 @@ def run(
                 export = torch_ops.run_paged_sm90 if paged else torch_ops.run_ragged_sm90
         elif plan.shape.sm90:
             table = kernels.run_paged_sm90 if paged else kernels.run_ragged_sm90
-            export = table[plan.model.sm90_key]
+            export = table[plan.model.key]
         elif plan.model.is_packed:
             export = kernels.run_paged_nvfp4[plan.model.key]
         elif paged:

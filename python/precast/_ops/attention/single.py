@@ -125,7 +125,7 @@ def _plan_and_run(
     )
     if sm90.suits((q.dtype, k.dtype), shape, tokens, device):
         shape = sm90.with_tile(shape)
-        run = kernels.run_ragged_sm90[q.dtype, head_dim_qk, head_dim_vo, key[0]]
+        run = kernels.run_ragged_sm90[q.dtype, k.dtype, head_dim_qk, head_dim_vo, key[0]]
     numbers = (mask_mode, window_left, pos_encoding, 0, logits_soft_cap, sm_scale)
     block = new_block(shape, ScoreOptions(False, *numbers, rope_scale, rope_theta))
     # Enough for any number of tokens: the exact numbers would take a copy of lengths to the host.

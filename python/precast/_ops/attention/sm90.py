@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls the kernels of ``attention_sm90`` compute: by TMA and wgmma, on Hopper.
 
-What they lack is for the kernels of every GPU: keys of 8 bits, other head dimensions. So is what
-they are not faster at: short requests, and pages of other sizes than multiples of eight. Masks and
-options of scores do not matter.
+What they lack is for the kernels of every GPU: e5m2, other head dimensions. So is what they are
+not faster at: short requests, and keys of 16 bits in pages of other sizes than multiples of eight.
+Masks and options of scores do not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from precast._ops.attention.plan import PlanShape
 
 _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
-_DTYPES = frozenset({"f16": torch.float16, "bf16": torch.bfloat16}[d] for d in _AXES["dtype_q"])
+_TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+_DTYPES = frozenset(tuple(_TORCH[d] for d in pair) for pair in _AXES["dtype_q,dtype_kv"])
 _HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
 #: Tokens that TMA copies at once. Pages of another size are copied row by row, which takes longer
 #: than all that the kernels of every GPU do.
@@ -40,15 +41,15 @@ def _has_capability(index: int) -> bool:
     return (properties.major, properties.minor) == (9, 0)
 
 
-def rows_of_tile(head_dim_vo: int) -> int:
+def rows_of_tile(head_dim_vo: int, kv_bytes: int) -> int:
     """Return the rows that a tile has room for, ``sm90_consumers()`` warpgroups of 64."""
-    return 64 * (3 if head_dim_vo <= 64 else 2)
+    return 64 * (3 if head_dim_vo <= 64 and kv_bytes == 2 else 2)
 
 
-def block_m(heads: tuple[int, int], head_dim_vo: int) -> int:
+def block_m(shape: PlanShape) -> int:
     """Return the packed rows of a tile: whole groups of heads, as ``sm90_block_m()`` says."""
-    group = heads[0] // heads[1]
-    return rows_of_tile(head_dim_vo) // group * group
+    group = shape.num_qo_heads // shape.num_kv_heads
+    return rows_of_tile(shape.head_dim_vo, shape.kv_bytes) // group * group
 
 
 def suits(
@@ -61,7 +62,7 @@ def suits(
     """
     group = shape.num_qo_heads // shape.num_kv_heads
     return (
-        shape.page_size % _ATOM == 0
+        (shape.page_size % _ATOM == 0 or shape.kv_bytes == 1)
         and (q_len is None or q_len * group >= _FEWEST_ROWS)
         and runs(dtypes, shape, device)
     )
@@ -72,8 +73,7 @@ def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> boo
     group = shape.num_qo_heads // shape.num_kv_heads
     return (
         _is_hopper(device)
-        and dtypes[0] in _DTYPES
-        and dtypes[1] is dtypes[0]
+        and dtypes in _DTYPES
         and (shape.head_dim_qk, shape.head_dim_vo) in _HEAD_DIMS
         and group <= _MOST_GROUP
     )
@@ -81,5 +81,4 @@ def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> boo
 
 def with_tile(shape: PlanShape) -> PlanShape:
     """Return the shape of a plan for these kernels."""
-    heads = shape.num_qo_heads, shape.num_kv_heads
-    return shape._replace(block_m=block_m(heads, shape.head_dim_vo), sm90=True)
+    return shape._replace(block_m=block_m(shape), sm90=True)

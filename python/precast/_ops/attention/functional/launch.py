@@ -148,7 +148,16 @@ def _packed(
     block = new_block(shape, options)
     block.plans_itself = shape.plans_itself
     dims = shape.head_dim_qk, shape.head_dim_vo
-    block.sm90_key = (c.query.dtype, *dims, c.query.get_device()) if shape.sm90 else None
+    block.sm90_key = (
+        (
+            c.query.dtype,
+            (c.k_cache if isinstance(c, PagedCall) else c.k).dtype,
+            *dims,
+            c.query.get_device(),
+        )
+        if shape.sm90
+        else None
+    )
     slopes = alibi_slopes(shape.num_qo_heads, device) if c.is_alibi else None
     kernels.pack_plan[c.query.get_device(),](
         *tables, *workspaces, mask, None, slopes, None, None, block
