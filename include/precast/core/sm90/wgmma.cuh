@@ -12,7 +12,7 @@
 //   D         d[4 j + 2 h + i] is column 8 j + 2 q + i of row 16 w + l / 4 + 8 h; h and i are 0, 1.
 //   A         a[2 g + h] is bytes 16 g + 4 q .. 16 g + 4 q + 3 of row 16 w + l / 4 + 8 h; g and h
 //             are 0, 1. These are two columns of 16 bits or four of 8 bits, the first one lowest.
-//   D as A    In 16 bits, d[8 s ..] of 16 columns are the A of step s, because both have the columns
+//   D as A    In 16 bits, d[8 s ..] of 16 columns are the A of step s: both have the columns
 //             8 g + 2 q and the next. In 8 bits a lane has two columns of every 8 in D, but four of
 //             every 16 in A. No exchange is needed if k is counted in another order in A and B:
 //             k = 16 g + 4 q + i stands for column 16 g + 8 (i / 2) + 2 q + i % 2, with i = 0 .. 3.
