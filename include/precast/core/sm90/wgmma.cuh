@@ -17,9 +17,9 @@
 //             every 16 in A. No exchange is needed if k is counted in another order in A and B:
 //             k = 16 g + 4 q + i stands for column 16 g + 8 (i / 2) + 2 q + i % 2, with i = 0 .. 3.
 //
-// Precision   D is f32. In 8 bits the tensor cores keep only 13 bits behind the leading one of the
-//             largest of what an instruction adds: its products and D. So long sums are added up in
-//             a D of a few instructions each (DeepSeek-V3, arXiv:2412.19437, section 3.5.2).
+// Precision   D is f32. In 8 bits the tensor cores align what an instruction adds, its products
+//             and D, to the largest of it, and keep about 14 bits. So long sums are added up from
+//             new Ds of a few instructions each (DeepSeek-V3, arXiv:2412.19437, section 3.5.2).
 #pragma once
 
 #include "precast/core/fp8.cuh"
