@@ -24,7 +24,7 @@ from typing import NamedTuple
 from sitegen import markup
 
 from precast.testing import plots
-from precast.testing.report import is_number, peers_of, table
+from precast.testing.report import figure_table, is_number, peers_of, table
 from precast.testing.results import Run, load_run, newest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,6 +173,8 @@ def page(results: Mapping[str, Mapping[str, Run]]) -> str:
         for run in runs.values():
             if run.measures_ops:
                 parts += _ops(gpu, run)
+            elif run.measures_primitives:
+                parts += _primitives(run)
             else:
                 parts += _engines(run) if run.measures_engines else _startup(run)
     return "\n".join([*parts, REPRODUCE])
@@ -195,6 +197,12 @@ def _startup(run: Run) -> Iterator[str]:
     )
     yield _markdown(_startup_table([r for r in run.records if "p20" not in r]))
     yield _markdown(_cpu_table([r for r in run.records if "p20" in r]))
+
+
+def _primitives(run: Run) -> Iterator[str]:
+    yield f"### Primitives: {run.name.removeprefix('micro_').replace('_', ' ')}\n"
+    yield _circumstances(run)
+    yield _markdown(figure_table(run.records))
 
 
 def _engines(run: Run) -> Iterator[str]:

@@ -40,28 +40,31 @@ struct Fields {
 };
 
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows of 128 bytes
-constexpr int kStepK = 16;             // columns of A and rows of B that one wgmma reads
+constexpr int kPanelBytes = 128;       // a row of a panel
+constexpr int kStepBytes = 32;         // columns of A and rows of B that one wgmma reads
 
 // Swizzling by 128 bytes: the 16-byte column of an atom is XORed with its row. Atoms start at
 // multiples of 1024 bytes, so bits of the address tell both.
 uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
-// Where TMA writes element (row, column) of a tensor with `rows` rows of 64-element panels, of
+// Where TMA writes the element at byte `column` of a row of a tensor in panels of 128 bytes, of
 // which it copies `box_rows` rows of all panels at once.
 uint32_t written(uint32_t base, int row, int column, int box_rows, int panels) {
   const int box = row / box_rows, row_in_box = row % box_rows;
-  const int panel = column / 64, in_panel = column % 64;
+  const int panel = column / kPanelBytes, in_panel = column % kPanelBytes;
   const int before = (box * panels + panel) * box_rows + row_in_box;
-  return swizzled(base + before * 128 + in_panel * 2);
+  return swizzled(base + before * kPanelBytes + in_panel);
 }
 
-// Where wgmma reads element (row, k) of an operand whose k are contiguous. One step of k is 32
-// bytes, so that it never leaves a panel, and the leading offset does not matter.
-uint32_t read_k_major(const Fields& f, int row, int k) {
-  return swizzled(f.start * 16 + row / 8 * f.stride_offset * 16 + row % 8 * 128 + k * 2);
+// Where wgmma reads element (row, k) of an operand whose k are contiguous, in `size` bytes each.
+// One step of k is 32 bytes, so that it never leaves a panel, and the leading offset does not
+// matter.
+uint32_t read_k_major(const Fields& f, int row, int k, int size) {
+  return swizzled(f.start * 16 + row / 8 * f.stride_offset * 16 + row % 8 * kPanelBytes + k * size);
 }
 
-// Where wgmma reads element (k, n) of an operand whose n are contiguous: an atom has 8 k and 64 n.
+// Where wgmma reads element (k, n) of an operand of 16 bits whose n are contiguous: an atom has 8 k
+// and 64 n. Operands of 8 bits have no such order.
 uint32_t read_n_major(const Fields& f, int k, int n) {
   return swizzled(f.start * 16 + n / 64 * f.leading_offset * 16 + k / 8 * f.stride_offset * 16 +
                   k % 8 * 128 + n % 64 * 2);
@@ -84,29 +87,31 @@ void check_fields(uint64_t descriptor, uint32_t address, uint32_t stride, uint32
   require_equal("bits of no field", f.others, 0);
 }
 
-// Q or K: `rows` rows of `panels` panels, contiguous along k.
-void check_k_major(uint32_t base, int rows, int box_rows, int panels) {
+// Q, K, or V of 8 bits: `rows` rows of `panels` panels, contiguous along k.
+void check_k_major(uint32_t base, int rows, int box_rows, int panels, int size) {
+  const int in_panel = kPanelBytes / size, step_k = kStepBytes / size;
   const bool one_box = box_rows == rows;
   const uint32_t step = one_box ? kAtomBytes : panels * kAtomBytes;
-  const uint32_t panel_step = one_box ? rows * 128 : kAtomBytes;
+  const uint32_t panel_step = one_box ? rows * kPanelBytes : kAtomBytes;
   const uint64_t first = wgmma_descriptor(base, step);
   check_fields(first, base, step, 16);
-  for (int k0 = 0; k0 < panels * 64; k0 += kStepK) {
-    const Fields f(first + (k0 / 64 * panel_step + k0 % 64 * 2) / 16);
+  for (int k0 = 0; k0 < panels * in_panel; k0 += step_k) {
+    const Fields f(first + (k0 / in_panel * panel_step + k0 % in_panel * size) / 16);
     for (int row = 0; row < rows; ++row) {
-      for (int k = 0; k < kStepK; ++k) {
-        require_equal("element of K", read_k_major(f, row, k),
-                      written(base, row, k0 + k, box_rows, panels));
+      for (int k = 0; k < step_k; ++k) {
+        require_equal("element of K", read_k_major(f, row, k, size),
+                      written(base, row, (k0 + k) * size, box_rows, panels));
       }
     }
   }
 }
 
-// V: `rows` tokens of `panels` panels, contiguous along n.
+// V of 16 bits: `rows` tokens of `panels` panels, contiguous along n.
 void check_n_major(uint32_t base, int rows, int box_rows, int panels) {
+  constexpr int kStepK = kStepBytes / 2;
   const bool one_box = box_rows == rows;
   const uint32_t step = one_box ? kAtomBytes : panels * kAtomBytes;
-  const uint32_t panel_step = one_box ? rows * 128 : kAtomBytes;
+  const uint32_t panel_step = one_box ? rows * kPanelBytes : kAtomBytes;
   const uint64_t first = wgmma_descriptor(base, step, panel_step);
   check_fields(first, base, step, panel_step);
   for (int k0 = 0; k0 < rows; k0 += kStepK) {
@@ -114,7 +119,7 @@ void check_n_major(uint32_t base, int rows, int box_rows, int panels) {
     for (int k = 0; k < kStepK; ++k) {
       for (int n = 0; n < panels * 64; ++n) {
         require_equal("element of V", read_n_major(f, k, n),
-                      written(base, k0 + k, n, box_rows, panels));
+                      written(base, k0 + k, 2 * n, box_rows, panels));
       }
     }
   }
@@ -125,12 +130,13 @@ void check_n_major(uint32_t base, int rows, int box_rows, int panels) {
 int main() {
   constexpr uint32_t kShared = 227 * 1024;
   for (uint32_t base : {0u, 1024u, 65536u, 131072u, 131072u + 1024u}) {
-    for (int rows : {64, 80, 128, 192, 256}) {
+    for (int rows : {8, 16, 32, 64, 80, 128, 192, 256}) {
       for (int panels : {1, 2, 3, 4}) {
-        if (base + rows * panels * 128 > kShared) continue;
+        if (base + rows * panels * kPanelBytes > kShared) continue;
         for (int box_rows : {8, rows}) {
-          check_k_major(base, rows, box_rows, panels);
-          check_n_major(base, rows, box_rows, panels);
+          check_k_major(base, rows, box_rows, panels, 2);
+          check_k_major(base, rows, box_rows, panels, 1);
+          if (rows % 16 == 0) check_n_major(base, rows, box_rows, panels);
         }
       }
     }

@@ -24,7 +24,7 @@ namespace {
 using namespace precast;
 using tvm::ffi::TensorView;
 
-constexpr int kPanel = 64;        // elements of 16 bits in a row of 128 bytes
+constexpr int kPanelBytes = 128;  // a row of a panel
 constexpr int kAtomBytes = 1024;  // 8 such rows
 
 void check(cudaError_t status, const char* what) {
@@ -37,6 +37,7 @@ DType dtype_of(const TensorView& tensor) {
   if (dtype == DLDataType{kDLBfloat, 16, 1}) return DType::bf16;
   if (dtype == DLDataType{kDLFloat, 16, 1}) return DType::f16;
   if (dtype == DLDataType{kDLFloat, 32, 1}) return DType::f32;
+  if (dtype == DLDataType{kDLFloat8_e4m3fn, 8, 1}) return DType::e4m3;
   return DType::i8;
 }
 
@@ -55,18 +56,19 @@ void launch_one(void (*kernel)(Params), int threads, int shared, const TensorVie
 
 // -- wgmma ----------------------------------------------------------------------------------------
 
-constexpr int kDepth = 128;  // k: eight instructions, two panels
+constexpr int kRowBytes = 256;  // of A and of B along k: eight instructions, two panels
+constexpr int kStepBytes = 32;  // of one instruction
 
 struct MmaParams {
   TensorMap a, b;
-  const uint32_t* a_pairs;  // [64, kDepth / 2]  A, for A in registers
+  const uint32_t* a_words;  // [64, kRowBytes / 4]  A, for A in registers
   const float* c;           // [64, N]
   float* d;                 // [64, N]
   int box_rows;             // of B: 8 for atoms of all panels, else all rows
 };
 
 template <int kColumns>
-constexpr int kMmaSharedBytes = 64 * kDepth * 2 + kColumns * kDepth * 2 + 16;
+constexpr int kMmaSharedBytes = (64 + kColumns) * kRowBytes + 16;
 
 // The row and column of accumulator i of this thread.
 __device__ int row_of(int i) {
@@ -78,7 +80,10 @@ __device__ int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2
 template <typename T, int kColumns, bool kNew, bool kTransposedB, typename A>
 __device__ void multiply(float (&d)[kColumns / 2], const A& a, uint64_t b, bool is_first) {
   using Mma = Wgmma<T, kColumns>;
-  if constexpr (std::is_array<A>::value) {
+  if constexpr (std::is_array<A>::value && kNew) {
+    is_first ? Mma::template new_rs<kTransposedB>(d, a, b)
+             : Mma::template add_rs<kTransposedB>(d, a, b);
+  } else if constexpr (std::is_array<A>::value) {
     Mma::template add_rs<kTransposedB>(d, a, b);
   } else if constexpr (kNew) {
     is_first ? Mma::template new_ss<kTransposedB>(d, a, b)
@@ -91,10 +96,11 @@ __device__ void multiply(float (&d)[kColumns / 2], const A& a, uint64_t b, bool 
 template <typename T, int kColumns, bool kNew, bool kARegisters, bool kTransposedB>
 __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kABytes = 64 * kDepth * 2, kBBytes = kColumns * kDepth * 2;
+  constexpr int kABytes = 64 * kRowBytes, kBBytes = kColumns * kRowBytes;
+  constexpr int kDepth = kRowBytes / sizeof(T);
   constexpr int kRowsB = kTransposedB ? kDepth : kColumns;
-  constexpr int kPanelsB = kTransposedB ? kColumns / kPanel : kDepth / kPanel;
-  constexpr int kSteps = kDepth / 16, kStepsOfPanel = kPanel / 16;
+  constexpr int kPanelsB = kBBytes / kRowsB / kPanelBytes;
+  constexpr int kSteps = kRowBytes / kStepBytes, kStepsOfPanel = kPanelBytes / kStepBytes;
   extern __shared__ __align__(1024) unsigned char smem[];
   uint64_t* const barrier = reinterpret_cast<uint64_t*>(smem + kABytes + kBBytes);
   const uint32_t a = shared_address(smem), b = a + kABytes;
@@ -107,13 +113,13 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     mbarrier_arrive_expect_tx(barrier, kABytes + kBBytes);
     copy_box(a, &p.a, barrier, 0, 0, 0, 0);
     for (int row = 0; row < kRowsB; row += p.box_rows) {
-      copy_box(b + row * kPanelsB * 128, &p.b, barrier, 0, row, 0, 0);
+      copy_box(b + row * kPanelsB * kPanelBytes, &p.b, barrier, 0, row, 0, 0);
     }
   }
 
   const bool in_atoms = p.box_rows != kRowsB;
   const uint32_t step_b = in_atoms ? kPanelsB * kAtomBytes : kAtomBytes;
-  const uint32_t panel_step_b = in_atoms ? kAtomBytes : kRowsB * 128;
+  const uint32_t panel_step_b = in_atoms ? kAtomBytes : kRowsB * kPanelBytes;
   const uint64_t a_descriptor = wgmma_descriptor(a, kAtomBytes);
   const uint64_t b_descriptor =
       kTransposedB ? wgmma_descriptor(b, step_b, panel_step_b) : wgmma_descriptor(b, step_b);
@@ -123,8 +129,8 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int pair = step * 8 + i / 2 * 4 + threadIdx.x % 4;
-        a_registers[step][i] = p.a_pairs[row_of(2 * i) * (kDepth / 2) + pair];
+        const int word = step * 8 + i / 2 * 4 + threadIdx.x % 4;
+        a_registers[step][i] = p.a_words[row_of(2 * i) * (kRowBytes / 4) + word];
       }
     }
   }
@@ -138,13 +144,13 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int panel = step / kStepsOfPanel, in_panel = step % kStepsOfPanel * 32;
+    const int panel = step / kStepsOfPanel, in_panel = step % kStepsOfPanel * kStepBytes;
     const uint64_t b_step =
         b_descriptor + ((kTransposedB ? step * 2 * step_b : panel * panel_step_b + in_panel) >> 4);
     if constexpr (kARegisters) {
       multiply<T, kColumns, kNew, kTransposedB>(d, a_registers[step], b_step, step == 0);
     } else {
-      const uint64_t a_step = a_descriptor + ((panel * 64 * 128 + in_panel) >> 4);
+      const uint64_t a_step = a_descriptor + ((panel * 64 * kPanelBytes + in_panel) >> 4);
       multiply<T, kColumns, kNew, kTransposedB>(d, a_step, b_step, step == 0);
     }
   }
@@ -156,16 +162,20 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
 #endif
 }
 
-// [rows, panels * 64] in 16 bits as [1, panels, rows, 64].
+// [rows, panels * columns of a panel] as [1, panels, rows, columns of a panel].
 TensorMap panel_map(const TensorView& tensor, int box_rows) {
-  const auto rows = tensor.size(0), columns = tensor.size(1);
+  const DType dtype = dtype_of(tensor);
+  const auto element_bytes = static_cast<int64_t>(tensor_map_element_bytes(dtype));
+  const auto rows = tensor.size(0), row_bytes = tensor.size(1) * element_bytes;
+  const auto in_panel = static_cast<uint32_t>(kPanelBytes / element_bytes);
+  const auto panels = static_cast<uint32_t>(row_bytes / kPanelBytes);
   TensorMapShape shape;
-  shape.dim(kPanel, 0, kPanel)
-      .dim(rows, columns * 2, box_rows)
-      .dim(columns / kPanel, kPanel * 2, static_cast<uint32_t>(columns / kPanel))
+  shape.dim(in_panel, 0, in_panel)
+      .dim(rows, row_bytes, box_rows)
+      .dim(panels, kPanelBytes, panels)
       .dim(1, 0, 1);
   TensorMap map;
-  check(encode_tensor_map(map, dtype_of(tensor), tensor.data_ptr(), shape), "tensor map");
+  check(encode_tensor_map(map, dtype, tensor.data_ptr(), shape), "tensor map");
   return map;
 }
 
@@ -176,53 +186,82 @@ struct MmaCall {
   bool is_new, a_registers, transposed_b;
 };
 
+// The kernel of a form that python/precast/_plan/wgmma.py has, or null.
 template <typename T, int kColumns, bool kTransposedB>
+auto mma_kernel(bool is_new, bool a_registers) {
+  constexpr bool kIsFp8 = sizeof(T) == 1;
+  void (*kernel)(MmaParams) = nullptr;
+  if (a_registers) {
+    if constexpr (kColumns >= 64) kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
+    if (is_new) kernel = nullptr;
+    if constexpr (kIsFp8 && kColumns >= 64) {
+      if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
+    }
+  } else if constexpr (kIsFp8 || kColumns <= 128) {
+    kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
+                    : MmaKernel<T, kColumns, false, false, kTransposedB>;
+  }
+  return kernel;
+}
+
+template <typename T, int kColumns>
 void launch_mma(const MmaCall& call) {
   void (*kernel)(MmaParams) = nullptr;
-  if (call.a_registers && !call.is_new) {
-    kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
-  } else if constexpr (kColumns <= 128) {
-    if (!call.a_registers) {
-      kernel = call.is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
-                           : MmaKernel<T, kColumns, false, false, kTransposedB>;
-    }
+  if (!call.transposed_b) {
+    kernel = mma_kernel<T, kColumns, false>(call.is_new, call.a_registers);
+  } else if constexpr (sizeof(T) == 2) {
+    kernel = mma_kernel<T, kColumns, true>(call.is_new, call.a_registers);
   }
   if (kernel == nullptr) TVM_FFI_THROW(ValueError) << "wgmma: no such instance";
   launch_one(kernel, kWarpgroupSize, kMmaSharedBytes<kColumns>, call.d, call.params);
 }
 
-template <typename T, int kColumns>
-void launch_mma_of(const MmaCall& call) {
-  call.transposed_b ? launch_mma<T, kColumns, true>(call) : launch_mma<T, kColumns, false>(call);
-}
-
 template <typename T>
 void launch_mma_of_type(const MmaCall& call) {
+  if constexpr (sizeof(T) == 1) {
+    switch (call.d.size(1)) {
+      case 8:
+        return launch_mma<T, 8>(call);
+      case 16:
+        return launch_mma<T, 16>(call);
+      case 32:
+        return launch_mma<T, 32>(call);
+    }
+  }
   switch (call.d.size(1)) {
     case 64:
-      return launch_mma_of<T, 64>(call);
+      return launch_mma<T, 64>(call);
     case 128:
-      return launch_mma_of<T, 128>(call);
+      return launch_mma<T, 128>(call);
     case 256:
-      return launch_mma_of<T, 256>(call);
+      return launch_mma<T, 256>(call);
     default:
       TVM_FFI_THROW(ValueError) << "wgmma: no instance has " << call.d.size(1) << " columns";
   }
 }
 
-// a [64, 128], b [N, 128] or, transposed, [128, N], c and d [64, N]; all contiguous. If D is new,
-// c is not read.
+// a [64, k], b [N, k] or, transposed, [k, N], c and d [64, N]; all contiguous, rows of k have 256
+// bytes. If D is new, c is not read.
 void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows, bool is_new,
            bool a_registers, bool transposed_b) {
   MmaParams params = {};
   params.a = panel_map(a, 64);
   params.b = panel_map(b, static_cast<int>(box_rows));
-  params.a_pairs = static_cast<const uint32_t*>(a.data_ptr());
+  params.a_words = static_cast<const uint32_t*>(a.data_ptr());
   params.c = static_cast<const float*>(c.data_ptr());
   params.d = static_cast<float*>(d.data_ptr());
   params.box_rows = static_cast<int>(box_rows);
   const MmaCall call = {d, params, is_new, a_registers, transposed_b};
-  dtype_of(a) == DType::bf16 ? launch_mma_of_type<bf16>(call) : launch_mma_of_type<f16>(call);
+  switch (dtype_of(a)) {
+    case DType::f16:
+      return launch_mma_of_type<f16>(call);
+    case DType::bf16:
+      return launch_mma_of_type<bf16>(call);
+    case DType::e4m3:
+      return launch_mma_of_type<e4m3>(call);
+    default:
+      TVM_FFI_THROW(ValueError) << "wgmma: a has another type than f16, bf16 and e4m3";
+  }
 }
 
 // -- copies ---------------------------------------------------------------------------------------
@@ -294,7 +333,7 @@ int64_t copy_box_of(TensorView data, TensorView layout, TensorView at, TensorVie
 // -- pipeline -------------------------------------------------------------------------------------
 
 constexpr int kConsumers = 2, kStages = 2;
-constexpr int kBlockRows = 64, kBlockBytes = kBlockRows * 128;
+constexpr int kBlockRows = 64, kBlockBytes = kBlockRows * kPanelBytes;
 constexpr int kNumbers = 192;  // of a consumer thread: more than the 168 registers at launch
 constexpr int kFirstTurn = 1 + kConsumers;  // named barriers 1 and 2 are of one consumer each
 constexpr int kPipelineThreads = kWarpgroupSize * (1 + kConsumers);

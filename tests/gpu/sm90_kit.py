@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from precast._jit.ptxas_gate import STRICT
 from precast.jit import JitSpec, gen_jit_spec
 
-#: As in aot_configs/: what ptxas makes slow does not build.
-WARNINGS = "-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"
 INVALID_VALUE = 1  # cudaErrorInvalidValue
 
 
@@ -25,7 +24,7 @@ def spec(name: str, exports: Sequence[str], flag: str) -> JitSpec:
 
 
 def kit_spec() -> JitSpec:
-    return spec("sm90_kit", ["wgmma", "copy_box", "pipeline"], WARNINGS)
+    return spec("sm90_kit", ["wgmma", "copy_box", "pipeline"], STRICT)
 
 
 def stuck_spec() -> JitSpec:

@@ -23,32 +23,45 @@ pytestmark = [
 ]
 
 BF16 = torch.bfloat16
-TYPES = {"f16": torch.float16, "bf16": BF16}
-DEPTH = 128  # k of the kernel: eight instructions
+TYPES = {"f16": torch.float16, "bf16": BF16, "e4m3": torch.float8_e4m3fn}
+STEPS = 8  # instructions of the kernel along k
 KIB_128 = 128 * 1024
 
 
 # -- wgmma ----------------------------------------------------------------------------------------
 
 
-def numbers(shape, exact: bool, generator: torch.Generator) -> torch.Tensor:
-    """Integers whose products and sums fp32 holds, or random numbers."""
+#: Every instance of the table, and whether B is contiguous along N, which 8 bits lack.
+INSTANCES = [
+    (name, *form, columns, transposed_b)
+    for name, forms in wgmma.COLUMNS.items()
+    for form, row in forms.items()
+    for columns in row
+    for transposed_b in ((False,) if name == "e4m3" else (False, True))
+]
+#: The error of a random sum, over the sum of all magnitudes. Tensor cores cut off what they add,
+#: once or twice an instruction: a few times 2^-23 of the largest term, or with FP8 2^-13.
+ERROR = {"f16": 2.0**-16, "bf16": 2.0**-16, "e4m3": 2.0**-9}
+
+
+def numbers(shape, exact: bool, generator: torch.Generator, largest: int = 8) -> torch.Tensor:
+    """Integers whose products and sums are exact, or random numbers."""
     if exact:
-        return torch.randint(-8, 9, shape, device="cuda", generator=generator).float()
+        size = (-largest, largest + 1)
+        return torch.randint(*size, shape, device="cuda", generator=generator).float()
     return torch.randn(shape, device="cuda", generator=generator)
 
 
 @pytest.mark.parametrize("in_atoms", [False, True], ids=["panels", "atoms"])
-@pytest.mark.parametrize("transposed_b", [False, True], ids=["k_major", "n_major"])
-@pytest.mark.parametrize(
-    ("how", "form", "columns"), [(*forms, n) for forms, row in wgmma.COLUMNS.items() for n in row]
-)
-@pytest.mark.parametrize("name", wgmma.TYPES)
+@pytest.mark.parametrize(("name", "how", "form", "columns", "transposed_b"), INSTANCES)
 def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
     """Every instance, with B in one box (panel after panel) or in boxes of eight rows."""
+    depth = STEPS * wgmma.DEPTH[name]
+    # Sums of FP8 are exact below 2^13: 256 products of at most 16 and one number of c.
+    largest = 4 if name == "e4m3" else 8
     for exact in (True, False):
-        a = numbers((64, DEPTH), exact, generator).to(TYPES[name])
-        b = numbers((columns, DEPTH), exact, generator).to(TYPES[name])
+        a = numbers((64, depth), exact, generator, largest).to(TYPES[name])
+        b = numbers((columns, depth), exact, generator, largest).to(TYPES[name])
         c = numbers((64, columns), exact, generator)
         want, size = a.double() @ b.double().T, a.double().abs() @ b.double().abs().T
         if how == "add":
@@ -60,8 +73,7 @@ def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
         if exact:
             assert torch.equal(d.double(), want)
         else:
-            # Tensor cores cut off what they add, once or twice an instruction: a few times 2^-23.
-            assert ((d - want).abs() <= 2.0**-16 * size).all()
+            assert ((d - want).abs() <= ERROR[name] * size).all()
 
 
 # -- tensor maps and copies -----------------------------------------------------------------------

@@ -11,6 +11,9 @@ from __future__ import annotations
 #: The option of ptxas, in ``-Xptxas=``, with which its notes fail a command.
 OPTION = "--warning-as-error"
 
+#: A flag of nvcc: with spills and local memory, too, a command fails.
+STRICT = f"-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,{OPTION}"
+
 #: What every such note has, as a regular expression.
 NOTE = r"\(C75\d\d\)"
 

@@ -9,15 +9,28 @@ from __future__ import annotations
 
 #: This file, for the header.
 SOURCE = "python/precast/_plan/wgmma.py"
-#: Columns of D, by where A is, in shared memory ("ss") or in registers ("rs"), and by whether the
-#: product is added to D ("add") or D is new ("new").
-COLUMNS: dict[tuple[str, str], tuple[int, ...]] = {
+_FORMS_16 = {
     ("new", "ss"): (64, 128),
     ("add", "ss"): (64, 128),
     ("add", "rs"): (64, 128, 256),
 }
-#: Element types of A and B, and their names in PTX.
-TYPES: dict[str, str] = {"f16": "f16", "bf16": "bf16"}
+# The few columns are for GEMMs of few rows, which are the columns of the transposed product.
+_FORMS_8 = {
+    ("new", "ss"): (8, 16, 32, 64, 128, 256),
+    ("add", "ss"): (8, 16, 32, 64, 128, 256),
+    ("new", "rs"): (64, 128, 256),
+    ("add", "rs"): (64, 128, 256),
+}
+#: Columns of D, by the element type of A and B (its name is also that of PTX), by whether the
+#: product is added to D ("add") or D is new ("new"), and by where A is: in shared memory ("ss") or
+#: in registers ("rs").
+COLUMNS: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {
+    "f16": _FORMS_16,
+    "bf16": _FORMS_16,
+    "e4m3": _FORMS_8,
+}
+#: The k of one instruction, which are 32 bytes of A and B.
+DEPTH: dict[str, int] = {"f16": 16, "bf16": 16, "e4m3": 32}
 
 _PER_LINE = 8
 
@@ -25,20 +38,37 @@ _PER_LINE = 8
 def body() -> str:
     """Return what is between the first lines of the header and the end of its namespace."""
     structs = "\n\n".join(
-        _struct(name, ptx, columns)
-        for columns in sorted({n for row in COLUMNS.values() for n in row})
-        for name, ptx in TYPES.items()
+        _struct(name, columns)
+        for columns in sorted(
+            {n for forms in COLUMNS.values() for row in forms.values() for n in row}
+        )
+        for name in COLUMNS
+        if any(columns in row for row in COLUMNS[name].values())
     )
     return f"""\
-// The wgmma instructions in use: D[64, N] = A[64, 16] B[16, N] (new), or added to D (add).
+// The wgmma instructions in use: D[64, N] = A[64, k] B[k, N] (new), or added to D (add). The k of
+// an instruction are 32 bytes: 16 elements of 16 bits, or 32 of 8 bits.
 //
 // A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
-// memory: its rows are contiguous along k, or along N with kTransposedB. The four warps of a
-// warpgroup call each function together. Why not one function for both: a D that is read need not
-// be there before, and its registers may hold something else until then.
+// memory: its rows are contiguous along k, or along N with kTransposedB, which 8 bits lack. The
+// four warps of a warpgroup call each function together. Why not one function for both: a D that is
+// read need not be there before, and its registers may hold something else until then.
+//
+// Registers   of lane l of warp w, with q = l % 4
+//   D         d[4 j + 2 h + i] is column 8 j + 2 q + i of row 16 w + l / 4 + 8 h; h and i are 0, 1.
+//   A         a[2 g + h] is bytes 16 g + 4 q .. 16 g + 4 q + 3 of row 16 w + l / 4 + 8 h; g and h
+//             are 0, 1. These are two columns of 16 bits or four of 8 bits, the first one lowest.
+//   D as A    In 16 bits, d[8 s ..] of 16 columns are the A of step s: both have the columns
+//             8 g + 2 q and the next. In 8 bits a lane has two columns of every 8 in D, but four of
+//             every 16 in A. No exchange is needed if k is counted in another order in A and B:
+//             k = 16 g + 4 q + i stands for column 16 g + 8 (i / 2) + 2 q + i % 2, with i = 0 .. 3.
+//
+// Precision   D is f32. In 8 bits the tensor cores align what an instruction adds, its products
+//             and D, to the largest of it, and keep about 14 bits. So long sums are added up from
+//             new Ds of a few instructions each (DeepSeek-V3, arXiv:2412.19437, section 3.5.2).
 #pragma once
 
-#include "precast/core/types.cuh"
+#include "precast/core/fp8.cuh"
 
 namespace precast {{
 
@@ -55,36 +85,44 @@ struct Wgmma;
 """
 
 
-def _struct(name: str, ptx: str, columns: int) -> str:
-    forms = [_function(*form, ptx, columns) for form in COLUMNS if columns in COLUMNS[form]]
-    return f"template <>\nstruct Wgmma<{name}, {columns}> {{\n" + "\n\n".join(forms) + "\n};"
+def _struct(name: str, columns: int) -> str:
+    forms = [form for form, row in COLUMNS[name].items() if columns in row]
+    functions = "\n\n".join(_function(name, *form, columns) for form in forms)
+    return f"template <>\nstruct Wgmma<{name}, {columns}> {{\n{functions}\n}};"
 
 
-def _function(how: str, form: str, ptx: str, columns: int) -> str:
+def _function(dtype: str, how: str, form: str, columns: int) -> str:
     count = columns // 2
     a_count = 1 if form == "ss" else 4
     a, b = count, count + a_count
     argument = "uint64_t a" if form == "ss" else "const uint32_t (&a)[4]"
     registers = _string([f"%{i}" for i in range(count)])
     operand_a = f"%{a}" if form == "ss" else "{%" + ", %".join(map(str, range(a, b))) + "}"
-    transposes = f"0, %{b + 1}" if form == "ss" else f"%{b + 1}"
+    can_transpose = DEPTH[dtype] == 16
+    transposes, check, transposed = "", "", ""
+    if can_transpose:
+        transposes = (", 0" if form == "ss" else "") + f", %{b + 1}"
+        transposed = ', "n"(kTransposedB ? 1 : 0)'
+    else:
+        check = '    static_assert(!kTransposedB, "B of 8 bits is contiguous along k");\n'
     constraint = '"=f"' if how == "new" else '"+f"'
     outputs = ",\n".join(
         f"        {row}" for row in _rows([f"{constraint}(d[{i}])" for i in range(count)])
     )
     inputs = '"l"(a)' if form == "ss" else ", ".join(f'"r"(a[{i}])' for i in range(4))
     name = f"{how}_{form}"
+    shape = f"m64n{columns}k{DEPTH[dtype]}.f32.{dtype}.{dtype}"
     return f"""\
   template <bool kTransposedB>
   static __device__ __forceinline__ void {name}(float (&d)[{count}], {argument}, uint64_t b) {{
-    asm volatile(
+{check}    asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.u32 p, {int(how == "add")}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "
+        "wgmma.mma_async.sync.aligned.{shape} "
 {registers}
-        "{operand_a}, %{b}, p, 1, 1, {transposes};\\n}}"
+        "{operand_a}, %{b}, p, 1, 1{transposes};\\n}}"
         :
 {outputs}
-        : {inputs}, "l"(b), "n"(kTransposedB ? 1 : 0));
+        : {inputs}, "l"(b){transposed});
   }}"""
 
 

@@ -160,6 +160,17 @@ def table(records: Sequence[Record]) -> list[list[str]]:
     return rows
 
 
+def figure_table(records: Sequence[Record]) -> list[list[str]]:
+    """Header and rows of records that have a name and figures, as micro-benchmarks make them."""
+    units = list(dict.fromkeys(unit for record in records for unit in record["figures"]))
+    rows = [["case", *units]]
+    for record in records:
+        figures = record["figures"]
+        cells = (f"{figures[unit]:.4g}" if unit in figures else "-" for unit in units)
+        rows.append([record["name"], *cells])
+    return rows
+
+
 def _whole(record: Record, name: str) -> float | None:
     """Ours in microseconds, a peer's as a multiple of it."""
     medians = {key: timing["median"] for key, timing in record.get("whole_us", {}).items()}

@@ -26,7 +26,8 @@ class Run:
     ceilings : mapping
         By name: ``unit``, ``best``, ``kernel`` and ``all``.
     records : list
-        As ``precast.testing.report`` makes them; ``startup`` and ``vllm`` have their own.
+        As ``precast.testing.report`` makes them; ``startup``, ``vllm`` and the micro-benchmarks
+        have their own.
     failures : list
         Failed measurements: ``op``, ``shape`` and ``error``.
     """
@@ -60,6 +61,11 @@ class Run:
     def measures_engines(self) -> bool:
         """Whether the records are of engines that run on precast."""
         return bool(self.records) and all("engine" in record for record in self.records)
+
+    @property
+    def measures_primitives(self) -> bool:
+        """Whether the records are of instructions, which micro-benchmarks measure."""
+        return bool(self.records) and all("figures" in record for record in self.records)
 
 
 def load_run(path: Path) -> Run:

@@ -17,7 +17,8 @@ constexpr int kWarpgroupSize = 128;
 
 // The descriptor of an operand. `step` is the distance in bytes from eight rows to the next eight;
 // `panel_step` from 64 elements of 16 bits along the rows to the next, for an operand that is
-// longer in that direction than an atom: B with kTransposedB.
+// longer in that direction than an atom: B with kTransposedB. Along k, an instruction reads 32 of
+// the 128 bytes of a row, so one step of k adds 32 bytes to the address, whatever the element type.
 PRECAST_HOST_DEVICE constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t step,
                                                         uint32_t panel_step = 16) {
   return uint64_t(address & 0x3ffff) >> 4 | uint64_t(panel_step >> 4) << 16 |
