@@ -54,6 +54,10 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             yield ragged(batch(count, tokens, tuple(heads), **more), f"{count} x {tokens}")
             if not more:
                 yield paged(batch(count, tokens, tuple(heads)), f"{count} x {tokens}")
+    for count, tokens in ((1, 4096), (1, 16384), (8, 2048)):
+        in_e4m3 = batch(count, tokens)._replace(kv_dtype=torch.float8_e4m3fn)
+        yield ragged(in_e4m3, f"{count} x {tokens}")
+        yield paged(in_e4m3, f"{count} x {tokens}")
     yield ragged(batch(1, 8192, is_full=True), "1 x 8192")
     yield paged(batch(1, 8192, is_full=True), "1 x 8192")
     yield ragged(batch(1, 16384, window_left=WINDOW), "1 x 16384")
