@@ -32,11 +32,7 @@ HEADS, KV_HEADS = 8, 2
 
 def _is_theirs(case: Case) -> bool:
     rows = max(case.q_lens) * case.group
-    return (
-        case.kind in ("paged", "ragged", "single_prefill")
-        and (case.kind != "paged" or case.page_size % 8 == 0 or case.kv_dtype.itemsize == 1)
-        and rows >= sm90._FEWEST_ROWS
-    )
+    return case.kind in ("paged", "ragged", "single_prefill") and rows >= sm90._FEWEST_ROWS
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -319,7 +315,7 @@ def test_a_graph_with_new_lengths_and_contents(generator):
 
 def test_single_prefill_runs_on_them(generator, monkeypatch):
     launched = []
-    inner = kernels.run_ragged_sm90[BF16, 128, 128, torch.cuda.current_device()]
+    inner = kernels.run_ragged_sm90[BF16, BF16, 128, 128, torch.cuda.current_device()]
     monkeypatch.setitem(
         kernels.run_ragged_sm90,
         (BF16, 128, 128, torch.cuda.current_device()),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer warps of attention for sm_90a, for keys and values of e4m3: they convert them to
 // f16, in which wgmma multiplies, on their way to shared memory. Two warps convert K and two V. A
-// lane reads 16 elements at once, and holds two batches of reads in registers, so that one is on
-// its way while the other is converted.
+// lane reads 16 elements at once, and holds two batches of reads in registers: one is on its way
+// while the other is converted, also from block to block.
 //
 // Why f16: it holds each e4m3 number exactly, and one instruction converts two. To bf16 it takes
 // several.
@@ -77,44 +77,49 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
     constexpr int kPanels = kDim / kPanel, kRowsAtOnce = 8;
     constexpr int kBatch = kPanels == 3 ? 1 : 4 / kPanels;  // in units of eight rows
     constexpr int kBatches = kRowsOfWarp / kRowsAtOnce / kBatch;
+    static_assert(kBatches % 2 == 0, "a batch has the same registers in each block");
     PipelineState<Tile::kStages> state;
     const int first_row = warp % 2 * kRowsOfWarp, lane = threadIdx.x % 32;
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
       const WorkTile& work = block.work;
+      // Of the block that is read: its first token, and where this lane's rows lie.
       int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
+      uint64_t rows[kRowsOfLane];
       uint32_t pages[kRowsOfLane] = {};
-      const auto look_up = [&] {
-        if (begin <= work.kv_begin) return;
+      const auto look_up = [&](int32_t block_begin) {
+        if (block_begin < work.kv_begin) return;
 #pragma unroll
         for (int i = 0; i < kRowsOfLane; ++i) {
-          pages[i] = this->find_page(work, begin - Tile::kBlockN + first_row + 32 * i + lane);
+          pages[i] = this->find_page(work, block_begin + first_row + 32 * i + lane);
         }
       };
-      look_up();
-      while (begin > work.kv_begin) {
+      const auto go_to_next_block = [&] {
         begin -= Tile::kBlockN;
-        uint64_t rows[kRowsOfLane];
 #pragma unroll
         for (int i = 0; i < kRowsOfLane; ++i) {
           rows[i] = this->row_address(cache, block.kv_head, this->valid_page(pages[i]),
                                       begin + first_row + 32 * i + lane);
         }
-        const int32_t count = work.kv_end - begin - first_row;
-        uint4 batches[2][kBatch][kPanels];
-        const auto load = [&](int batch) {
+        look_up(begin - Tile::kBlockN);
+      };
+      uint4 batches[2][kBatch][kPanels];
+      const auto load = [&](int batch) {
+        const int32_t count = begin < work.kv_begin ? 0 : work.kv_end - begin - first_row;
 #pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            const int first = (batch * kBatch + i) * kRowsAtOnce, row = first + lane / 4;
-            const uint64_t from = __shfl_sync(0xffffffffu, rows[first / 32], row) + lane % 4 * 16;
+        for (int i = 0; i < kBatch; ++i) {
+          const int first = (batch * kBatch + i) * kRowsAtOnce, row = first + lane / 4;
+          const uint64_t from = __shfl_sync(0xffffffffu, rows[first / 32], row) + lane % 4 * 16;
 #pragma unroll
-            for (int panel = 0; panel < kPanels; ++panel) {
-              batches[batch % 2][i][panel] = load_once(from + panel * kPanel, row < count);
-            }
+          for (int panel = 0; panel < kPanels; ++panel) {
+            batches[batch % 2][i][panel] = load_once(from + panel * kPanel, row < count);
           }
-        };
-        load(0);
-        load(1);
-        look_up();
+        }
+      };
+      look_up(begin - Tile::kBlockN);
+      go_to_next_block();
+      load(0);
+      load(1);
+      for (int32_t left = num_kv_blocks<Tile>(work); left > 0; --left) {
         barriers.wait_empty(state, "an empty buffer of K or V");
         // Two rows at a time are stored, to different banks.
         const uint32_t target = buffer + state.stage * Tile::kBlockN * kDim * 2 +
@@ -133,7 +138,8 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
               store_as_f16(to ^ 16, x.z, x.w);
             }
           }
-          if (batch + 2 < kBatches) load(batch + 2);
+          if (batch + 2 == kBatches) go_to_next_block();
+          load((batch + 2) % kBatches);
         }
         fence_shared_for_async();
         mbarrier_arrive(&barriers.full[state.stage]);

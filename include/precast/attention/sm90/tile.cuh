@@ -57,7 +57,7 @@ struct Sm90Tile {
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
   // Registers of a thread: the sum over the warpgroups is at most 512.
-  static constexpr int kProducerRegisters = kConverts ? 72 : kConsumers == 2 || kGeneral ? 56 : 32;
+  static constexpr int kProducerRegisters = kConverts ? 80 : kConsumers == 2 || kGeneral ? 56 : 32;
   static constexpr int kConsumerRegisters = kConverts         ? 216
                                             : kConsumers == 2 ? 224
                                             : kGeneral        ? 152

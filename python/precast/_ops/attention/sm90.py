@@ -2,8 +2,7 @@
 """Which calls the kernels of ``attention_sm90`` compute: by TMA and wgmma, on Hopper.
 
 What they lack is for the kernels of every GPU: e5m2, other head dimensions. So is what they are
-not faster at: short requests, and keys of 16 bits in pages of other sizes than multiples of eight.
-Masks and options of scores do not matter.
+not faster at: short requests. Masks and options of scores do not matter.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 _DTYPES = frozenset(tuple(_TORCH[d] for d in pair) for pair in _AXES["dtype_q,dtype_kv"])
 _HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
-#: Tokens that TMA copies at once. Pages of another size are copied row by row, which takes longer
-#: than all that the kernels of every GPU do.
-_ATOM = 8
 #: Requests with fewer packed rows are for smaller tiles.
 _FEWEST_ROWS = 65
 _MOST_GROUP = 64
@@ -61,11 +57,7 @@ def suits(
     not know how many queries a request has.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
-    return (
-        (shape.page_size % _ATOM == 0 or shape.kv_bytes == 1)
-        and (q_len is None or q_len * group >= _FEWEST_ROWS)
-        and runs(dtypes, shape, device)
-    )
+    return (q_len is None or q_len * group >= _FEWEST_ROWS) and runs(dtypes, shape, device)
 
 
 def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> bool:
