@@ -56,12 +56,17 @@ struct Sm90Tile {
   static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
-  // Registers of a thread: the sum over the warpgroups is at most 512.
-  static constexpr int kProducerRegisters = kConverts ? 80 : kConsumers == 2 || kGeneral ? 56 : 32;
-  static constexpr int kConsumerRegisters = kConverts         ? 216
+  // Registers of a thread. Those of all warpgroups are at most what the CTA is launched with, or
+  // setmaxnreg waits for ever.
+  static constexpr int kProducerRegisters = kConverts ? 88 : kConsumers == 2 || kGeneral ? 56 : 32;
+  static constexpr int kConsumerRegisters = kConverts         ? 208
                                             : kConsumers == 2 ? 224
                                             : kGeneral        ? 152
                                                               : 160;
+  static constexpr int kLaunchRegisters = 65536 / kCtaThreads / 8 * 8;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                    (1 + kConsumers) * kLaunchRegisters,
+                "a CTA has these registers");
 
   static constexpr int kQueryBytes = kBlockM * kDimK * 2;
   static constexpr int kKeyBytes = kBlockN * kDimK * 2;
