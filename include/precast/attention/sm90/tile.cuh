@@ -58,8 +58,10 @@ struct Sm90Tile {
 
   // Registers of a thread. Those of all warpgroups are at most what the CTA is launched with, or
   // setmaxnreg waits for ever.
-  static constexpr int kProducerRegisters = kConverts ? 88 : kConsumers == 2 || kGeneral ? 56 : 32;
-  static constexpr int kConsumerRegisters = kConverts         ? 208
+  static constexpr int kProducerRegisters = kConverts                     ? (kDimV > 128 ? 72 : 88)
+                                            : kConsumers == 2 || kGeneral ? 56
+                                                                          : 32;
+  static constexpr int kConsumerRegisters = kConverts         ? (kDimV > 128 ? 216 : 208)
                                             : kConsumers == 2 ? 224
                                             : kGeneral        ? 152
                                                               : 160;
