@@ -15,19 +15,12 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// Reads 16 bytes, or zeros where they do not exist. They pass by L1, because nobody reads them
-// again.
-__device__ __forceinline__ uint4 load_once(uint64_t address, bool exists) {
+// Reads 16 bytes. They pass by L1, because nobody reads them again.
+__device__ __forceinline__ uint4 load_once(uint64_t address) {
   uint4 x;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %5, 0;\n"
-      "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-      : "l"(address), "r"(exists ? 1u : 0u));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(address));
   return x;
 }
 
@@ -82,36 +75,43 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
     const int first_row = warp % 2 * kRowsOfWarp, lane = threadIdx.x % 32;
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
       const WorkTile& work = block.work;
-      // Of the block that is read: its first token, and where this lane's rows lie.
+      if (work.kv_begin >= work.kv_end) return;
+      // Of the block that is read: its first token, and where this lane's rows lie. Rows behind the
+      // end of the work tile are those of its last token, which no score sees, and the last block
+      // is read twice in part. Why: ptxas waits at once for a read with a condition.
       int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
+      const int32_t last = work.kv_end - 1;
       uint64_t rows[kRowsOfLane];
       uint32_t pages[kRowsOfLane] = {};
+      const auto token = [&](int32_t block_begin, int i) {
+        return min(block_begin + first_row + 32 * i + lane, last);
+      };
       const auto look_up = [&](int32_t block_begin) {
         if (block_begin < work.kv_begin) return;
 #pragma unroll
         for (int i = 0; i < kRowsOfLane; ++i) {
-          pages[i] = this->find_page(work, block_begin + first_row + 32 * i + lane);
+          pages[i] = this->find_page(work, token(block_begin, i));
         }
       };
       const auto go_to_next_block = [&] {
         begin -= Tile::kBlockN;
+        if (begin < work.kv_begin) return;
 #pragma unroll
         for (int i = 0; i < kRowsOfLane; ++i) {
-          rows[i] = this->row_address(cache, block.kv_head, this->valid_page(pages[i]),
-                                      begin + first_row + 32 * i + lane);
+          rows[i] =
+              this->row_address(cache, block.kv_head, this->valid_page(pages[i]), token(begin, i));
         }
         look_up(begin - Tile::kBlockN);
       };
       uint4 batches[2][kBatch][kPanels];
       const auto load = [&](int batch) {
-        const int32_t count = begin < work.kv_begin ? 0 : work.kv_end - begin - first_row;
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const int first = (batch * kBatch + i) * kRowsAtOnce, row = first + lane / 4;
           const uint64_t from = __shfl_sync(0xffffffffu, rows[first / 32], row) + lane % 4 * 16;
 #pragma unroll
           for (int panel = 0; panel < kPanels; ++panel) {
-            batches[batch % 2][i][panel] = load_once(from + panel * kPanel, row < count);
+            batches[batch % 2][i][panel] = load_once(from + panel * kPanel);
           }
         }
       };
