@@ -318,7 +318,7 @@ def test_single_prefill_runs_on_them(generator, monkeypatch):
     inner = kernels.run_ragged_sm90[BF16, BF16, 128, 128, torch.cuda.current_device()]
     monkeypatch.setitem(
         kernels.run_ragged_sm90,
-        (BF16, 128, 128, torch.cuda.current_device()),
+        (BF16, BF16, 128, 128, torch.cuda.current_device()),
         lambda *args: launched.append(1) or inner(*args),
     )
     batch = Batch([300], [400], generator)
