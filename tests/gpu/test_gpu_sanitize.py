@@ -74,7 +74,8 @@ def test_attention_for_hopper(dims: tuple[int, int], page_size: int, generator: 
     """The calls of traces are too short for it.
 
     Head dimension 64 has no splits here: with them racecheck reports the word that thread 0 hands
-    to the others of its CTA through a named barrier, which is not explained yet.
+    to the others of its CTA, as it does in any kernel that has used bar.arrive before: see
+    "Racecheck" in docs/decisions.md.
     """
     workspace = torch.full((32 << 20,), 0xFF, dtype=torch.uint8, device="cuda")
     options = {"disable_split_kv": dims[0] == 64, "causal": True, "q_data_type": torch.bfloat16}
