@@ -18,7 +18,7 @@ BLACKWELL_ONLY |= {"trtllm_batch_context_with_kv_cache"}
 BLACKWELL_ONLY |= {"gated_residual_rmsnorm", "gated_residual_next_rmsnorm"}
 #: Functions that wait for the GPU, or copy to the CPU, so that no CUDA graph can hold them.
 NOT_IN_GRAPHS = {"segment_packbits", "mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float"}
-#: A wrapper whose replays in a graph compute nothing: they take 4 to 9 us, however long a prefill is.
+#: A wrapper whose replays compute nothing: they take 4 to 9 us, however long a prefill is.
 NOT_IN_GRAPHS |= {"PODWithPagedKVCacheWrapper"}
 #: Routines of which this is true for all calls: their plans copy lengths to the host.
 PLANS_ON_HOST = {"attention_plan"}
