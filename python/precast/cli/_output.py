@@ -182,13 +182,19 @@ def _print_stacked(
         else:
             for text in lines:
                 console.print(Text(" " * indent + text), soft_wrap=True)
-        start = " " * (indent + 4 * bool(short))
         for i in (i for i in range(len(row)) if i not in short and row[i]):
+            start = " " * _indentation(row[i], console.width, indent + 4 * bool(short))
             for text in _fitted(row[i], console.width - len(start)):
                 style = "bold" if is_head else ""
                 console.print(Text(start + text, style=style), soft_wrap=True)
         if is_head:
             console.print(Text("\u2500" * console.width), soft_wrap=True)
+
+
+def _indentation(text: str, width: int, wanted: int) -> int:
+    """Less than ``wanted``, so far as the longest word of ``text`` would be broken for it."""
+    left = width - max(map(len, text.split()), default=0)
+    return min(wanted, left) if left >= 0 else wanted
 
 
 def _fitted(text: str, width: int) -> list[str]:

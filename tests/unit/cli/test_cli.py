@@ -263,7 +263,8 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
 
 
 ATTENTION = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_128__head_dim_vo_128"]
-ATTENTION += ["attention_sm90__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
+ATTENTION += ["attention_sm90__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_128__head_dim_vo_128"]
+ATTENTION += ["attention_plan"]
 NVFP4 = ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
 OF_80 = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_80__head_dim_vo_80", "attention_plan"]
 OF_FP8 = ["attention__dtype_q_bf16__dtype_kv_e4m3__head_dim_qk_128__head_dim_vo_128"]
