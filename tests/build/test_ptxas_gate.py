@@ -16,7 +16,7 @@ from precast._plan.planner import Plan
 from precast.errors import CompileError
 
 OP = "attention_sm90"
-AXES = {"dtype_q": "bf16", "head_dim_qk": 64, "head_dim_vo": 64}
+AXES = {"dtype_q": "bf16", "dtype_kv": "bf16", "head_dim_qk": 64, "head_dim_vo": 64}
 KIT = "include/precast/core/sm90/warpgroup.cuh"
 FENCE = 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");'
 INCREASE = 'asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount'

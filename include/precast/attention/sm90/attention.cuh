@@ -19,6 +19,15 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+template <typename Tile, bool kConverts = Tile::kConverts>
+struct ProducerOf {
+  using Type = Sm90CopyProducer<Tile>;
+};
+template <typename Tile>
+struct ProducerOf<Tile, true> {
+  using Type = Sm90ConvertProducer<Tile>;
+};
+
 template <typename Tile>
 __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     const __grid_constant__ Sm90AttentionParams params) {
@@ -26,8 +35,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
   extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
   const Sm90Buffers<Tile> buffers = {shared_address(sm90_attention_smem)};
   using Storage = Sm90SharedStorage<Tile>;
-  using Producer =
-      std::conditional_t<Tile::kConverts, Sm90ConvertProducer<Tile>, Sm90CopyProducer<Tile>>;
+  using Producer = typename ProducerOf<Tile>::Type;
   static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
   Storage& shared =
       *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);

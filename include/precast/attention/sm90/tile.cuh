@@ -6,8 +6,6 @@
 // bytes) a row, as TMA writes them and wgmma reads them.
 #pragma once
 
-#include <type_traits>
-
 #include "precast/attention/tile.cuh"
 #include "precast/core/fp8.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
@@ -32,6 +30,16 @@ constexpr int sm90_block_m(int head_dim_vo, int kv_bytes, int group_size) {
 
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
+// The type in which wgmma multiplies queries with keys or values.
+template <typename Q, typename KV>
+struct MmaElement {
+  using Type = Q;
+};
+template <typename Q>
+struct MmaElement<Q, e4m3> {
+  using Type = f16;
+};
+
 // kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
 // otherwise with the causal mask and the window alone.
 template <typename Q, typename KV, int kDimQ, int kDimO, bool kIsGeneral>
@@ -40,8 +48,8 @@ struct Sm90Tile {
   // f16, and so are queries that are bf16.
   using Query = Q;
   static constexpr bool kConverts = sizeof(KV) == 1;
-  using Element = std::conditional_t<kConverts, f16, Q>;
-  static constexpr bool kConvertsQueries = !std::is_same_v<Q, Element>;
+  using Element = typename MmaElement<Q, KV>::Type;
+  static constexpr bool kConvertsQueries = TypeName<Q>::value != TypeName<Element>::value;
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
