@@ -163,7 +163,8 @@ class Sm90Consumer {
     barrier_of<kAlone>();
   }
 
-  // Says for this warp that it has read a buffer; with kAlone for those of the other consumers, too.
+  // Says for this warp that it has read a buffer; with kAlone for those of the other consumers,
+  // too.
   template <bool kAlone = false>
   __device__ __forceinline__ void release(uint64_t* empty) {
     __syncwarp();

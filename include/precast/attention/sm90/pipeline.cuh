@@ -54,7 +54,9 @@ struct WorkSlot {
   bool is_valid;
 };
 
-constexpr int kWorkSlots = 4;
+// The tile in work and the next one. Why not more: a CTA should not take tickets long before it can
+// use them.
+constexpr int kWorkSlots = 2;
 
 template <typename Tile>
 struct Sm90SharedStorage {

@@ -119,7 +119,7 @@ class Sm90Producer {
     shared_.work.wait_empty(state, "an empty slot of work");
     WorkSlot& slot = shared_.slots[state.stage];
     slot.is_valid =
-        is_planned(p_.schedule, p_.max_partials) && scheduler().get_next_work(slot.block.work);
+        is_planned(p_.schedule, p_.max_partials) && scheduler().take_work(slot.block.work);
     if (slot.is_valid) {
       slot.block.kv_head = slot.block.work.head;
       slot.block.v_column = 0;
