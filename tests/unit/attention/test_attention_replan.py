@@ -296,7 +296,6 @@ def test_a_split_that_is_off_has_no_tile_of_its_own(monkeypatch):
 def unknown(monkeypatch):
     """Make a plan as with lengths on the GPU: the host knows no number of queries."""
     monkeypatch.setattr(plan_of_prefill, "total_and_longest", lambda *args: (None, None))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def plan(wrapper, rows):
         wrapper.plan(rows, rows, 8, 2, 64, **F32)
@@ -321,7 +320,7 @@ def test_the_first_run_knows_the_tile_of_lengths_on_the_gpu(unknown):
 def test_a_captured_run_keeps_its_tile(unknown, monkeypatch):
     wrapper, rows = ragged(), torch.tensor([0, 40, 80])
     assert unknown(wrapper, rows) == 64
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(wrapper, "_is_capturing", lambda: True)
     wrapper.run(torch.randn(80, 8, 64), *torch.randn(2, 80, 2, 64))
     assert wrapper._plan.shape.block_m == 64
 

@@ -308,7 +308,7 @@ class AttentionWrapper(PlanAttributes):
         """
         plan = self._plan._replace(hints=self._plan.hints._replace(guesses_tile=False))
         self._plan, self._latest_tokens = plan, tokens
-        if plan.int_workspace is None or torch.cuda.is_current_stream_capturing():
+        if plan.int_workspace is None or self._is_capturing():
             return plan
         first = plan.shape._replace(block_m=0)
         self._plan = plan._replace(shape=first)  # Under CUDA graphs, too, this is the first tile.
@@ -317,6 +317,10 @@ class AttentionWrapper(PlanAttributes):
         if shape != plan.shape:
             self._divide_again(shape)
         return self._plan
+
+    def _is_capturing(self) -> bool:
+        """Whether what is launched now becomes part of a CUDA graph."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""
