@@ -77,9 +77,12 @@ def test_keys_of_8_bits_have_tiles_of_two_warpgroups_and_pages_of_any_size():
 
 
 def test_short_requests_are_for_smaller_tiles():
-    assert not sm90.suits((BF16, BF16), SHAPE, 16, CPU)  # 64 packed rows
-    assert sm90.suits((BF16, BF16), SHAPE, 17, CPU)
+    assert not sm90.suits((BF16, BF16), SHAPE, 4, CPU)  # 16 packed rows
+    assert sm90.suits((BF16, BF16), SHAPE, 5, CPU)
     assert sm90.runs((BF16, BF16), SHAPE, CPU)
+    in_e4m3 = SHAPE._replace(kv_bytes=1)
+    assert not sm90.suits((BF16, E4M3), in_e4m3, 16, CPU)
+    assert sm90.suits((BF16, E4M3), in_e4m3, 17, CPU)
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 20, 24])

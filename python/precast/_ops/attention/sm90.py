@@ -21,8 +21,9 @@ _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 _DTYPES = frozenset(tuple(_TORCH[d] for d in pair) for pair in _AXES["dtype_q,dtype_kv"])
 _HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
-#: Requests with fewer packed rows are for smaller tiles.
-_FEWEST_ROWS = 65
+#: Requests with fewer packed rows are for smaller tiles, by the bytes of a key. Those of 8
+#: bits are converted once for all rows of a tile, which few rows do not repay.
+_FEWEST_ROWS = {2: 17, 1: 65}
 _MOST_GROUP = 64
 
 
@@ -57,7 +58,8 @@ def suits(
     not know how many queries a request has.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
-    return (q_len is None or q_len * group >= _FEWEST_ROWS) and runs(dtypes, shape, device)
+    fewest = _FEWEST_ROWS[shape.kv_bytes]
+    return (q_len is None or q_len * group >= fewest) and runs(dtypes, shape, device)
 
 
 def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> bool:
