@@ -48,7 +48,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     const uint32_t arrivals = Producer::arrivals(params);
     shared.k.init(arrivals, Tile::kConsumerWarps);
     shared.v.init(arrivals, Tile::kConsumerWarps);
-    shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
+    shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();
   }
