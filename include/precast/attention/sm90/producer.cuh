@@ -4,10 +4,29 @@
 #pragma once
 
 #include "precast/attention/sm90/pipeline.cuh"
+#include "precast/core/vec.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
+
+// Brings what this CTA reads first of a plan to L2, where the previous grid may still be writing
+// it. One warp calls it, before wait_on_dependent_grids(). All CTAs together bring the first
+// requests and entries.
+__device__ __forceinline__ void prefetch_plan(const TileSchedulerParams& params) {
+  constexpr int kLineInts = 32;
+  const int32_t cta = blockIdx.x, batch = params.shape.batch, line = cta * kLineInts;
+  const PlanLayout layout(batch, params.shape.ctas);
+  const int lane = threadIdx.x % 32;
+  const auto prefetch = [&](int of_lane, int64_t place) {
+    if (lane == of_lane) prefetch_to_l2(params.plan + place);
+  };
+  prefetch(0, 0);
+  prefetch(1, layout.starts + int64_t(cta) * kStartInts);
+  prefetch(2, layout.starts + int64_t(cta + 2) * kStartInts - 1);
+  if (line < batch * kRequestInts) prefetch(3, layout.requests + line);
+  if (line < batch * kEntryInts) prefetch(4, layout.entries + line);
+}
 
 template <typename Tile>
 class Sm90Producer {

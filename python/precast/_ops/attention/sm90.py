@@ -58,8 +58,9 @@ def suits(
     not know how many queries a request has.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
-    fewest = _FEWEST_ROWS[shape.kv_bytes]
-    return (q_len is None or q_len * group >= fewest) and runs(dtypes, shape, device)
+    return runs(dtypes, shape, device) and (
+        q_len is None or q_len * group >= _FEWEST_ROWS[shape.kv_bytes]
+    )
 
 
 def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> bool:
