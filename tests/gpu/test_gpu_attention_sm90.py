@@ -32,7 +32,7 @@ HEADS, KV_HEADS = 8, 2
 
 def _is_theirs(case: Case) -> bool:
     rows = max(case.q_lens) * case.group
-    fewest = sm90._FEWEST_ROWS[case.kv_dtype.itemsize]
+    fewest = sm90.fewest_rows(case.head_dim_vo, case.kv_dtype.itemsize)
     return case.kind in ("paged", "ragged", "single_prefill") and rows >= fewest
 
 
@@ -117,7 +117,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def run_ragged(batch: Batch, on_device=False, **options):
-    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="fa3")
     bounds = batch.q_bounds, batch.kv_bounds
     bounds = [x.cuda() for x in bounds] if on_device else bounds
     wrapper.plan(

@@ -80,9 +80,13 @@ def test_short_requests_are_for_smaller_tiles():
     assert not sm90.suits((BF16, BF16), SHAPE, 4, CPU)  # 16 packed rows
     assert sm90.suits((BF16, BF16), SHAPE, 5, CPU)
     assert sm90.runs((BF16, BF16), SHAPE, CPU)
-    in_e4m3 = SHAPE._replace(kv_bytes=1)
-    assert not sm90.suits((BF16, E4M3), in_e4m3, 16, CPU)
-    assert sm90.suits((BF16, E4M3), in_e4m3, 17, CPU)
+    for dtypes, others in (
+        ((BF16, E4M3), {"kv_bytes": 1}),
+        ((BF16, BF16), {"head_dim_qk": 256, "head_dim_vo": 256}),
+    ):
+        shape = SHAPE._replace(**others)
+        assert not sm90.suits(dtypes, shape, 16, CPU)
+        assert sm90.suits(dtypes, shape, 17, CPU)
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 20, 24])

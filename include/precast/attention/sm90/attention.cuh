@@ -40,7 +40,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
   Storage& shared =
       *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
   launch_dependent_grids();
-  if (threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
+  // With three consumers, ptxas spills a few registers because of it.
+  if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&params.q);
     prefetch_tensor_map(&params.k);

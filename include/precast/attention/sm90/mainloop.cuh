@@ -375,8 +375,11 @@ class Sm90Consumer {
     }
 #pragma unroll
     for (int i = 0; i < Tile::kDimV / 8; ++i) {
-      const float4 x = sent[i * kWarpgroupSize + thread];
-      const float values[4] = {x.x, x.y, x.z, x.w};
+      float values[4];
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                   : "r"(buffers_.q(q_.stage) + (i * kWarpgroupSize + thread) * 16)
+                   : "memory");
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float& sum = acc_o[4 * i + j];
