@@ -50,7 +50,7 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
       : Base(params, shared, buffers) {}
 
   // The arrivals that fill a stage of K or V.
-  static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams&) { return 64; }
+  static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams&) { return 2; }
 
   __device__ __forceinline__ void run(int warp) {
     if (warp < 2) {
@@ -142,7 +142,8 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
           load((batch + 2) % kBatches);
         }
         fence_shared_for_async();
-        mbarrier_arrive(&barriers.full[state.stage]);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&barriers.full[state.stage]);
         state.advance();
       }
     });

@@ -134,6 +134,7 @@ class Sm90Producer {
   __device__ __forceinline__ void for_each_work(const Find& find, const Visit& visit) {
     for (PipelineState<kWorkSlots> state;; state.advance()) {
       find(state);
+      __syncwarp();  // one lane has found work
       shared_.work.wait_full(state, "work of a producer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
