@@ -126,15 +126,23 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
         ++count_;
       }
     } else {
+      copy_keys(warp, block, next + Tile::kBlockN, key, key_page);
       read<kValuePanels>(value, reads);
-      copy_keys(warp, block, next + Tile::kBlockN, key, key_page, count_);
       look_up();
       while (next >= work.kv_begin) {
         go_on();
-        copy_keys(warp, block, next + Tile::kBlockN, key, key_page, count_ + 1);
-        look_up();
-        convert<kValuePanels, kValuePanels>(warp, shared_.v, buffers_.v(0), reads, value);
-        ++count_;
+        if constexpr (kReadsEarly) {
+          copy_keys(warp, block, next + Tile::kBlockN, key, key_page, 1);
+          look_up();
+          convert<kValuePanels, kValuePanels>(warp, shared_.v, buffers_.v(0), reads, value);
+          ++count_;
+        } else {
+          convert<kValuePanels, 0>(warp, shared_.v, buffers_.v(0), reads, 0);
+          ++count_;
+          copy_keys(warp, block, next + Tile::kBlockN, key, key_page);
+          read<kValuePanels>(value, reads);
+          look_up();
+        }
       }
     }
     convert<kValuePanels, 0>(warp, shared_.v, buffers_.v(0), reads, 0);
@@ -150,8 +158,8 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   // Copies this warp's share of the keys of the KV block at token `begin`. `own` is where the row
   // of this lane lies, and `page` that of its box.
   __device__ __forceinline__ void copy_keys(int warp, const BlockInfo& block, int32_t begin,
-                                            uint64_t own, uint32_t page, uint32_t count) {
-    const State state = State::after(count);
+                                            uint64_t own, uint32_t page, int ahead = 0) {
+    const State state = State::after(count_ + ahead);
     using KeyLayout = typename Tile::KeyLayout;
     uint64_t* const full = &shared_.k.full[state.stage];
     if (params_.kv_copy == KvCopy::rows) {

@@ -108,9 +108,8 @@ class Sm90Producer {
     if (lane >= boxes) return;
     const uint32_t entry = entry_of(begin + lane * rows);
     page = valid_page(page);
-    if (params_.kv_copy == KvCopy::atoms) {
-      copy_box(target + lane * (kAtomRows * kRowBytes), &map, full, 0, entry, 0, block.kv_head,
-               page);
+    if (Layout::kPanels == 1 || params_.kv_copy == KvCopy::atoms) {
+      copy_box(target + lane * rows * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
     } else {
 #pragma unroll
       for (int panel = 0; panel < Layout::kPanels; ++panel) {
@@ -201,10 +200,8 @@ class Sm90Producer {
   // Calls visit(block) for each work tile, by all lanes of the warp, and before it find(slot).
   template <typename Find, typename Visit>
   __device__ __forceinline__ void for_each_work(const Find& find, const Visit& visit) {
-    for (uint32_t count = 0;; ++count) {
-      const auto state = PipelineState<kWorkSlots>::after(count);
+    for (PipelineState<kWorkSlots> state;; state.advance()) {
       find(state);
-      __syncwarp();  // one lane has found work
       shared_.work.wait_full(state, "work of a producer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
