@@ -3,9 +3,8 @@
 // f16 on their way to shared memory. So they do with keys where wgmma multiplies these in f16, too;
 // other keys are copied as they are, by TMA or with cp.async (attention/sm90/tile.cuh says when).
 //
-// Each of the four warps converts a quarter of the rows. A lane reads 16 elements at once. It holds
-// all that it reads of a block, so that the reads of the next block are on their way while it waits
-// for an empty buffer.
+// Each of the four warps converts a quarter of the rows. A lane reads 16 elements at once. All that
+// it reads of the next block is on its way while it waits for an empty buffer.
 //
 // Why f16: it holds each e4m3 number exactly, and one instruction converts two. To bf16 it takes
 // several.
@@ -54,9 +53,6 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   static constexpr int kMostPanels = kKeyPanels > kValuePanels ? kKeyPanels : kValuePanels;
   static_assert(!Tile::kConvertsKeys || Tile::KeyLayout::kPanelBytes == Layout::kPanelBytes,
                 "keys and values lie alike");
-  // Whether what is next is read while this is converted, for which there are too few
-  // registers where both are.
-  static constexpr bool kReadsEarly = !Tile::kConvertsKeys && Tile::kProducerRegisters > 72;
   // What a lane has read of a block of keys or values.
   using Reads = uint4[kReads][kMostPanels];
 
@@ -86,9 +82,7 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   }
 
  private:
-  // Fills the buffers of K and V with the KV blocks of a work tile, the last block first. V of a
-  // block is behind K of the next one where keys are only copied, in the order in which consumers
-  // leave buffers.
+  // Fills the buffers of K and V with the KV blocks of a work tile, the last block first.
   __device__ __forceinline__ void process(int warp, const BlockInfo& block) {
     const WorkTile& work = block.work;
     // The block whose pages are looked up: the one behind that of `key` and `value`, which are
@@ -117,12 +111,15 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
     go_on();
     if constexpr (Tile::kConvertsKeys) {
       read<kKeyPanels>(key, reads);
+      look_up();
       while (true) {
-        look_up();
-        convert<kKeyPanels, kValuePanels>(warp, shared_.k, buffers_.k(0), reads, value);
+        convert<kKeyPanels>(warp, shared_.k, buffers_.k(0), reads);
+        read<kValuePanels>(value, reads);
         if (next < work.kv_begin) break;
         go_on();
-        convert<kValuePanels, kKeyPanels>(warp, shared_.v, buffers_.v(0), reads, key);
+        look_up();
+        convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
+        read<kKeyPanels>(key, reads);
         ++count_;
       }
     } else {
@@ -130,22 +127,15 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
       read<kValuePanels>(value, reads);
       look_up();
       while (next >= work.kv_begin) {
+        convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
+        ++count_;
         go_on();
-        if constexpr (kReadsEarly) {
-          copy_keys(warp, block, next + Tile::kBlockN, key, key_page, 1);
-          look_up();
-          convert<kValuePanels, kValuePanels>(warp, shared_.v, buffers_.v(0), reads, value);
-          ++count_;
-        } else {
-          convert<kValuePanels, 0>(warp, shared_.v, buffers_.v(0), reads, 0);
-          ++count_;
-          copy_keys(warp, block, next + Tile::kBlockN, key, key_page);
-          read<kValuePanels>(value, reads);
-          look_up();
-        }
+        copy_keys(warp, block, next + Tile::kBlockN, key, key_page);
+        read<kValuePanels>(value, reads);
+        look_up();
       }
     }
-    convert<kValuePanels, 0>(warp, shared_.v, buffers_.v(0), reads, 0);
+    convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
     ++count_;
   }
 
@@ -158,15 +148,15 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   // Copies this warp's share of the keys of the KV block at token `begin`. `own` is where the row
   // of this lane lies, and `page` that of its box.
   __device__ __forceinline__ void copy_keys(int warp, const BlockInfo& block, int32_t begin,
-                                            uint64_t own, uint32_t page, int ahead = 0) {
-    const State state = State::after(count_ + ahead);
+                                            uint64_t own, uint32_t page) {
+    const State state = State::after(count_);
     using KeyLayout = typename Tile::KeyLayout;
     uint64_t* const full = &shared_.k.full[state.stage];
     if (params_.kv_copy == KvCopy::rows) {
       const int first_row = warp * kRowsOfWarp;
       shared_.k.wait_empty(state, "an empty buffer of K");
-      this->template copy_rows<KeyLayout, kRowsOfWarp, kReadsEarly ? 2 : 1>(
-          own, buffers_.k(state.stage), first_row, block.work.kv_end - begin - first_row);
+      this->template copy_rows<KeyLayout, kRowsOfWarp, 1>(own, buffers_.k(state.stage), first_row,
+                                                          block.work.kv_end - begin - first_row);
       cp_async_arrive(full);
     } else if (warp == 0) {
       shared_.k.wait_empty(state, "an empty buffer of K");
@@ -181,25 +171,23 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   // this lane lies.
   template <int kPanels>
   static __device__ __forceinline__ void read(uint64_t own, Reads& reads) {
-#pragma unroll
-    for (int i = 0; i < kReads; ++i) read<kPanels>(own, reads, i);
-  }
-  template <int kPanels>
-  static __device__ __forceinline__ void read(uint64_t own, Reads& reads, int i) {
     const int lane = threadIdx.x % 32;
-    const uint64_t from =
-        __shfl_sync(0xffffffffu, own, i * kRowsAtOnce + lane / kLanes) + lane % kLanes * 16;
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      reads[i][panel] = load_once(from + panel * (Layout::kPanelBytes / 2));
+    for (int i = 0; i < kReads; ++i) {
+      const uint64_t from =
+          __shfl_sync(0xffffffffu, own, i * kRowsAtOnce + lane / kLanes) + lane % kLanes * 16;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        reads[i][panel] = load_once(from + panel * (Layout::kPanelBytes / 2));
+      }
     }
   }
 
   // Converts what has been read of K or V to a stage of its buffers, the first of which is at
-  // `buffer`, and reads kNextPanels of what is next.
-  template <int kPanels, int kNextPanels>
+  // `buffer`.
+  template <int kPanels>
   __device__ __forceinline__ void convert(int warp, PipelineBarriers<Tile::kStages>& barriers,
-                                          uint32_t buffer, Reads& reads, uint64_t next) const {
+                                          uint32_t buffer, const Reads& reads) const {
     constexpr int kStageBytes = Tile::kBlockN * kPanels * Layout::kPanelBytes;
     const State state = State::after(count_);
     const int lane = threadIdx.x % 32;
@@ -217,12 +205,10 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
         store_as_f16(to, x.x, x.y);
         store_as_f16(to ^ 16, x.z, x.w);
       }
-      if constexpr (kNextPanels > 0 && kReadsEarly) read<kNextPanels>(next, reads, i);
     }
     fence_shared_for_async();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&barriers.full[state.stage]);
-    if constexpr (kNextPanels > 0 && !kReadsEarly) read<kNextPanels>(next, reads);
   }
 
   uint32_t count_ = 0;  // KV blocks until now
