@@ -16,6 +16,11 @@ namespace precast {
 
 constexpr int kWarpgroupSize = 128;
 
+// The swizzle of a descriptor, over 128, 64 or 32 bytes.
+PRECAST_HOST_DEVICE constexpr uint64_t wgmma_swizzle(int bytes) {
+  return bytes == 128 ? 1 : bytes == 64 ? 2 : 3;
+}
+
 // The descriptor of an operand. `step` is the distance in bytes from eight rows to the next eight;
 // `panel_step` from the bytes of an atom's row to the next ones of a row, for an operand that is
 // longer in that direction than an atom: B with kTransposedB. Along k, an instruction reads 32
@@ -24,11 +29,7 @@ PRECAST_HOST_DEVICE constexpr uint64_t wgmma_descriptor(uint32_t address, uint32
                                                         uint32_t panel_step = 16,
                                                         int swizzle_bytes = 128) {
   return uint64_t(address & 0x3ffff) >> 4 | uint64_t(panel_step >> 4) << 16 |
-         uint64_t(step >> 4) << 32 |
-         uint64_t(swizzle_bytes == 128  ? 1
-                  : swizzle_bytes == 64 ? 2
-                                        : 3)
-             << 62;
+         uint64_t(step >> 4) << 32 | wgmma_swizzle(swizzle_bytes) << 62;
 }
 
 #if defined(__CUDACC__)
