@@ -21,6 +21,11 @@ struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
+  // The state after `count` phases. Why: a producer keeps the count, in one register.
+  static __device__ __forceinline__ PipelineState after(uint32_t count) {
+    return {static_cast<int>(count % kStages), count / kStages % 2};
+  }
+
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) {
       stage = 0;
