@@ -26,15 +26,26 @@ __device__ __forceinline__ uint4 load_once(uint64_t address) {
   return x;
 }
 
+// Converts four e4m3 numbers to f16. Why in PTX: the instruction takes either half of a register,
+// for which the compiler shifts if it is a variable of its own.
+__device__ __forceinline__ void convert_to_f16(uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n"
+      ".reg .b16 a, b;\n"
+      "mov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, b;\n"
+      "}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+}
+
 // Stores eight e4m3 numbers as f16, at a multiple of 16.
-__device__ __forceinline__ void store_as_f16(uint32_t to, uint32_t low, uint32_t high) {
-  const auto pair = [](uint32_t bits) {
-    const __half2_raw x =
-        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bits), __NV_E4M3);
-    return uint32_t(x.x) | uint32_t(x.y) << 16;
-  };
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pair(low)),
-               "r"(pair(low >> 16)), "r"(pair(high)), "r"(pair(high >> 16))
+__device__ __forceinline__ void store_as_f16(uint32_t to, uint32_t first, uint32_t second) {
+  uint32_t x[4];
+  convert_to_f16(first, x[0], x[1]);
+  convert_to_f16(second, x[2], x[3]);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
                : "memory");
 }
 
@@ -195,15 +206,15 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
     // Eight lanes store to different banks: two or four rows, of which these are even chunks.
     const uint32_t target = buffer + state.stage * kStageBytes +
                             Layout::offset(warp * kRowsOfWarp + lane / kLanes, lane % kLanes * 2);
+    const uint32_t next_chunk = target ^ 16;
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         const uint4 x = reads[i][panel];
-        const uint32_t to =
-            target + (panel * Tile::kBlockN + i * kRowsAtOnce) * Layout::kPanelBytes;
-        store_as_f16(to, x.x, x.y);
-        store_as_f16(to ^ 16, x.z, x.w);
+        const uint32_t offset = (panel * Tile::kBlockN + i * kRowsAtOnce) * Layout::kPanelBytes;
+        store_as_f16(target + offset, x.x, x.y);
+        store_as_f16(next_chunk + offset, x.z, x.w);
       }
     }
     fence_shared_for_async();

@@ -87,32 +87,33 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
 
   // Copies this warp's rows of K and V of each work tile, the last block first.
   __device__ __forceinline__ void copy_rows_of_work(int warp) {
-    PipelineState<Tile::kStages> kv;
-    const int first_row = warp * kRowsOfWarp, own_row = first_row + threadIdx.x % 32;
+    uint32_t count = 0;  // KV blocks until now
+    const int first_row = warp * kRowsOfWarp;
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
       const WorkTile& work = block.work;
       int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
       uint32_t next_page = 0;
+      const auto own_row = [&] { return first_row + threadIdx.x % 32; };
       const auto look_up = [&] {
-        next_page = this->find_page(work, begin - Tile::kBlockN + own_row);
+        next_page = this->find_page(work, begin - Tile::kBlockN + own_row());
       };
       if (kLooksAhead && begin > work.kv_begin) look_up();
       while (begin > work.kv_begin) {
         if (!kLooksAhead) look_up();
         begin -= Tile::kBlockN;
         const uint32_t page = this->valid_page(next_page);
+        const auto state = PipelineState<Tile::kStages>::after(count++);
         const auto copy = [&](auto layout, const AttentionCache& cache, auto& barriers,
                               uint32_t buffer) {
-          const uint64_t own = this->row_address(cache, block.kv_head, page, begin + own_row);
-          barriers.wait_empty(kv, "an empty buffer of K or V");
+          const uint64_t own = this->row_address(cache, block.kv_head, page, begin + own_row());
+          barriers.wait_empty(state, "an empty buffer of K or V");
           this->template copy_rows<decltype(layout), kRowsOfWarp, kLooksAhead ? 2 : 1>(
               own, buffer, first_row, work.kv_end - begin - first_row);
-          cp_async_arrive(&barriers.full[kv.stage]);
+          cp_async_arrive(&barriers.full[state.stage]);
         };
-        copy(typename Tile::KeyLayout(), p_.k, shared_.k, buffers_.k(kv.stage));
-        copy(typename Tile::ValueLayout(), p_.v, shared_.v, buffers_.v(kv.stage));
+        copy(typename Tile::KeyLayout(), p_.k, shared_.k, buffers_.k(state.stage));
+        copy(typename Tile::ValueLayout(), p_.v, shared_.v, buffers_.v(state.stage));
         if (kLooksAhead && begin > work.kv_begin) look_up();
-        kv.advance();
       }
     });
   }

@@ -51,22 +51,38 @@ class Sm90Producer {
   // Calls visit(block) for each work tile, by all lanes of a warp.
   template <typename Visit>
   __device__ __forceinline__ void for_each_work(const Visit& visit) {
-    for_each_work([](const auto&) {}, visit);
+    for (PipelineState<kWorkSlots> state;; state.advance()) {
+      shared_.work.wait_full(state, "work of a producer");
+      const WorkSlot& slot = shared_.slots[state.stage];
+      if (!slot.is_valid) return;
+      visit(slot.block);
+      leave_work(state.stage);
+    }
   }
 
-  // The same where all four warps copy K or V: then one of them copies Q, too, and one finds work.
+  // The same where all four warps copy K or V: then one of them copies Q, too, and one of its lanes
+  // finds work. If there are registers, it finds the next work tile before its warp copies this
+  // one, so that the others need not wait for it.
   template <typename Visit>
   __device__ __forceinline__ void for_each_work_of_all(int warp, const Visit& visit) {
+    constexpr bool kLooksAhead = Tile::kProducerRegisters >= 56;
     const bool finds_work = warp == kWorkWarp && threadIdx.x % 32 == 0;
     if (finds_work) start_work();
     uint32_t queries = 0;
-    const auto find = [&](const PipelineState<kWorkSlots>& state) {
-      if (finds_work) find_work(state);
-    };
-    for_each_work(find, [&](const BlockInfo& block) {
+    const auto process = [&](int stage) {
+      const BlockInfo& block = shared_.slots[stage].block;
       if (warp == kQueryWarp) copy_queries(block, queries);
       visit(block);
-    });
+      leave_work(stage);
+    };
+    for (uint32_t count = 0;; ++count) {  // work tiles until now
+      const auto next = PipelineState<kWorkSlots>::after(count);
+      if (finds_work) find_work(next);
+      if (kLooksAhead && count > 0) process((count - 1) % kWorkSlots);
+      shared_.work.wait_full(next, "work of a producer");
+      if (!shared_.slots[next.stage].is_valid) return;
+      if (!kLooksAhead) process(next.stage);
+    }
   }
 
   // -- Queries ------------------------------------------------------------------------------------
@@ -200,6 +216,12 @@ class Sm90Producer {
     shared_.counters = scheduler().counters();
   }
 
+  // Says for this warp that it needs a slot no more.
+  __device__ __forceinline__ void leave_work(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[stage]);
+  }
+
   // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
   // from the plan of this call.
   __device__ __forceinline__ bool find_work(const PipelineState<kWorkSlots>& state) {
@@ -214,20 +236,6 @@ class Sm90Producer {
     }
     mbarrier_arrive(&shared_.work.full[state.stage]);
     return slot.is_valid;
-  }
-
-  // Calls visit(block) for each work tile, by all lanes of the warp, and before it find(slot).
-  template <typename Find, typename Visit>
-  __device__ __forceinline__ void for_each_work(const Find& find, const Visit& visit) {
-    for (PipelineState<kWorkSlots> state;; state.advance()) {
-      find(state);
-      shared_.work.wait_full(state, "work of a producer");
-      const WorkSlot& slot = shared_.slots[state.stage];
-      if (!slot.is_valid) return;
-      visit(slot.block);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[state.stage]);
-    }
   }
 };
 

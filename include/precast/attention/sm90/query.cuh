@@ -77,56 +77,68 @@ __device__ __forceinline__ void convert_queries(uint32_t queries, float (&scale)
   }
 }
 
-// Splits this warp's rows into two e4m3 numbers each, in the same way.
+// Splits this warp's rows into two e4m3 numbers each, in the same way. A lane holds its groups of
+// both rows in registers: consumers wait for it at the begin of each work tile.
 template <typename Tile>
 __device__ __forceinline__ void split_queries(uint32_t queries, float (&scale)[2]) {
   constexpr int kChunks = 4, kGroups = Tile::kDimK / (8 * kChunks);  // of a row
+  constexpr int kGroupsOfLane = (kGroups + 3) / 4;
+  using Chunk = Vec<typename Tile::Query>;
   const auto rows = query_rows<Tile>(queries);
+  const auto for_each_group = [&](const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < 2 * kGroupsOfLane; ++i) {
+      const int half = i % 2, group = i / 2 * 4 + threadIdx.x % 4;
+      if (kGroups % 4 == 0 || group < kGroups) {
+        visit(half, i / 2, [&](int chunk) -> Chunk& {
+          return rows.template chunk<typename Tile::Query>(sm90_row<Tile>(half),
+                                                           group * kChunks + chunk);
+        });
+      }
+    }
+  };
+  Chunk x[2][kGroupsOfLane][kChunks];
+  float largest[2] = {0.0f, 0.0f};
+  for_each_group([&](int half, int i, const auto& chunk) {
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) x[half][i][j] = chunk(j);
+  });
+  for_each_group([&](int half, int i, const auto&) {
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      float eight[8];
+      unpack(x[half][i][j], eight);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) largest[half] = fmaxf(largest[half], fabsf(eight[k]));
+    }
+  });
+  float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = sm90_row<Tile>(half);
-    const auto for_each_group = [&](const auto& change) {
-#pragma unroll 1
-      for (int group = threadIdx.x % 4; group < kGroups; group += 4) {
-        float x[8 * kChunks];
-#pragma unroll
-        for (int i = 0; i < kChunks; ++i) {
-          float (&eight)[8] = *reinterpret_cast<float (*)[8]>(x + 8 * i);
-          unpack(rows.template chunk<typename Tile::Query>(row, group * kChunks + i), eight);
-        }
-        change(group * kChunks, x);
-      }
-    };
-    float largest = 0.0f;
-    for_each_group([&](int, const float (&x)[8 * kChunks]) {
-#pragma unroll
-      for (int i = 0; i < 8 * kChunks; ++i) largest = fmaxf(largest, fabsf(x[i]));
-    });
-    const PowerOfTwo<7> power(quad_max(largest));
+    const PowerOfTwo<7> power(quad_max(largest[half]));
+    factor[half] = power.factor;
     scale[half] = power.inverse;
-    for_each_group([&](int first_chunk, float (&x)[8 * kChunks]) {
-#pragma unroll
-      for (float& one : x) one *= power.factor;
-#pragma unroll
-      for (int is_low = 0; is_low < 2; ++is_low) {
-        uint32_t words[2 * kChunks];
-#pragma unroll
-        for (int i = 0; i < 2 * kChunks; ++i) {
-          float* const four = x + 4 * i;
-          float rounded[4];
-          words[i] = pack_fp8<e4m3>(four[0], four[1], four[2], four[3]);
-          unpack_fp8<e4m3>(words[i], rounded);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) four[j] -= rounded[j];
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          rows.template chunk<typename Tile::Query>(row, first_chunk + 2 * is_low + i).bits =
-              make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
-        }
-      }
-    });
   }
+  for_each_group([&](int half, int i, const auto& chunk) {
+#pragma unroll
+    for (int pair = 0; pair < kChunks / 2; ++pair) {
+      uint32_t high[4], low[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float eight[8], rounded[4];
+        unpack(x[half][i][2 * pair + j / 2], eight);
+        float* const four = eight + j % 2 * 4;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) four[k] *= factor[half];
+        high[j] = pack_fp8<e4m3>(four[0], four[1], four[2], four[3]);
+        unpack_fp8<e4m3>(high[j], rounded);
+        low[j] = pack_fp8<e4m3>(four[0] - rounded[0], four[1] - rounded[1], four[2] - rounded[2],
+                                four[3] - rounded[3]);
+      }
+      chunk(pair).bits = make_uint4(high[0], high[1], high[2], high[3]);
+      chunk(kChunks / 2 + pair).bits = make_uint4(low[0], low[1], low[2], low[3]);
+    }
+  });
 }
 
 #endif  // __CUDACC__
