@@ -59,9 +59,9 @@ struct WorkSlot {
   bool is_valid;
 };
 
-// The tile in work and the next one. Why not more: a CTA should not take tickets long before it can
-// use them.
-constexpr int kWorkSlots = 2;
+// The tile in work, the one that is copied, and the next one, which producers that all copy find
+// before they copy. Why not more: a CTA should not take tickets long before it can use them.
+constexpr int kWorkSlots = 3;
 
 template <typename Tile>
 struct Sm90SharedStorage {
