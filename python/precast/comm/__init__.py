@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduce between the GPUs of one host, alone and fused with what follows it.
+
+Process groups, rendezvous and memory handles are those of torch.distributed and of its symmetric
+memory; NCCL does what the kernels here do not.
+"""
+
+from __future__ import annotations
