@@ -99,9 +99,9 @@ __device__ __forceinline__ uint64_t nanoseconds_now() {
 
 // Writes the report and stops the kernel with an error. Why a trap: to go on would compute with
 // data that is not there, and to return would let the next kernel do so.
-__device__ __noinline__ void fail_wait(WaitReport* report, WaitStage stage, int rank, int peer,
-                                       uint32_t epoch, bool mismatch, uint32_t expected,
-                                       uint32_t got) {
+[[noreturn]] __device__ __noinline__ void fail_wait(WaitReport* report, WaitStage stage, int rank,
+                                                    int peer, uint32_t epoch, bool mismatch,
+                                                    uint32_t expected, uint32_t got) {
   volatile WaitReport* out = report;
   out->rank = rank;
   out->peer = peer;
@@ -114,6 +114,7 @@ __device__ __noinline__ void fail_wait(WaitReport* report, WaitStage stage, int 
   out->stage = static_cast<int32_t>(stage);
   __threadfence_system();
   asm volatile("trap;");
+  __builtin_unreachable();
 }
 
 // Bounds the polls of one wait. Call missed() after each poll that found nothing.
