@@ -45,6 +45,8 @@ const WorkspaceBlock& block_of(const TensorView& block) {
   return b;
 }
 
+int vec_size() { return kVecBytes / (allreduce_fusion_dtype == DType::f32 ? 4 : 2); }
+
 // What the tensors of a call share: its shape, and whether all of them are aligned.
 class Tensors {
  public:
@@ -140,7 +142,7 @@ void allreduce_export(TensorView block, TensorView input, OptionalTensor output,
   params.output = tensors.output("output", output, allreduce_fusion_dtype, &tensors.memory());
   params.input = data_of(input);
   params.count = input.numel();
-  params.aligned = tensors.aligned();
+  params.aligned = tensors.aligned() && params.count % vec_size() == 0;
   if (params.count == 0) return;
   set_round(params, b, triggers_early);
   const AllReduceOptions options = options_of(b, strategy, enable_pdl);
@@ -196,9 +198,8 @@ void allreduce_norm_export(TensorView block, TensorView input, OptionalTensor ou
     params.scales = data_of(scales);
   }
   if (rows == 0 || hidden == 0) return;
-  const int vec_size = kVecBytes / (dtype == DType::f32 ? 4 : 2);
-  PRECAST_CHECK((hidden + vec_size - 1) / vec_size <= kMaxRowVecs, ValueError)
-      << in.what() << "'s last dimension must be at most " << kMaxRowVecs * vec_size << ", got "
+  PRECAST_CHECK((hidden + vec_size() - 1) / vec_size() <= kMaxRowVecs, ValueError)
+      << in.what() << "'s last dimension must be at most " << kMaxRowVecs * vec_size() << ", got "
       << hidden;
   {
     // Each output is apart from all tensors but the one that it may be.
@@ -222,7 +223,7 @@ void allreduce_norm_export(TensorView block, TensorView input, OptionalTensor ou
   params.input = data_of(input);
   params.rows = rows;
   params.columns = static_cast<int>(hidden);
-  params.aligned = tensors.aligned() && hidden % vec_size == 0;
+  params.aligned = tensors.aligned() && hidden % vec_size() == 0;
   params.eps = static_cast<float>(rms_eps);
   params.weight_bias = static_cast<float>(weight_bias);
   set_round(params, b, triggers_early);
