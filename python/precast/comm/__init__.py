@@ -6,3 +6,34 @@ memory; NCCL does what the kernels here do not.
 """
 
 from __future__ import annotations
+
+from precast._ops.comm.comm_backend import CommBackend, TorchDistBackend
+from precast._ops.comm.cuda_ipc import CudaRTLibrary, create_shared_buffer, free_shared_buffer
+from precast._ops.comm.custom_all_reduce import (
+    vllm_all_reduce,
+    vllm_all_reduce_reference,
+    vllm_dispose,
+    vllm_get_graph_buffer_ipc_meta,
+    vllm_init_custom_ar,
+    vllm_meta_size,
+    vllm_register_buffer,
+    vllm_register_graph_buffers,
+)
+from precast._ops.comm.mapping import Mapping
+
+__all__ = [
+    "CommBackend",
+    "CudaRTLibrary",
+    "Mapping",
+    "TorchDistBackend",
+    "create_shared_buffer",
+    "free_shared_buffer",
+    "vllm_all_reduce",
+    "vllm_all_reduce_reference",
+    "vllm_dispose",
+    "vllm_get_graph_buffer_ipc_meta",
+    "vllm_init_custom_ar",
+    "vllm_meta_size",
+    "vllm_register_buffer",
+    "vllm_register_graph_buffers",
+]
