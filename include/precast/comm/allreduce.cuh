@@ -55,7 +55,7 @@ struct AllReduceParams {
   bool aligned;         // rows of all tensors start at multiples of 16 bytes and are whole vectors
 
   const void* input;  // [rows, columns]
-  void* output;       // [rows, columns], s; null if only the epilogue's other outputs are wanted
+  void* output;       // [rows, columns], s, of the plain epilogue
   int64_t count;      // elements
   int64_t rows;
   int columns;

@@ -161,7 +161,6 @@ cudaError_t launch_allreduce_norm(AllReduceNormParams p, const AllReduceOptions&
     if (status != cudaSuccess) return status;
     const int64_t bytes = p.count * int64_t(sizeof(T));
     p.input = rows_further(p.input, bytes);
-    p.output = rows_further(p.output, bytes);
     p.residual = rows_further(p.residual, bytes);
     p.residual_out = rows_further(p.residual_out, bytes);
     p.norm_out = rows_further(p.norm_out, bytes);

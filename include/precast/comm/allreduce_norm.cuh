@@ -12,7 +12,7 @@
 // All arithmetic is fp32. s and y are rounded to T, so that the result equals an all-reduce, a norm
 // and a quantisation that run one after the other.
 //
-// Layout   output (s), residual, residual_out, norm_out (y)  [rows, hidden]  T, contiguous
+// Layout   residual, residual_out, norm_out (y)  [rows, hidden]  T, contiguous
 //          weight     [hidden]        T, contiguous
 //          quant_out  [rows, hidden]  e4m3, contiguous
 //          scales     tensor: [1] fp32, read on the GPU; token: [rows] fp32; group: words of four
@@ -129,7 +129,6 @@ class NormEpilogue {
         squares += elements.sum_of_squares();
 #pragma unroll
         for (int k = 0; k < kSize; ++k) x[i][k] = elements.x[k];
-        store_row<kAligned>(p.output, start, columns[i], sums[i], p);
         store_row<kAligned>(p.residual_out, start, columns[i], pack<T>(x[i]), p);
       }
       const float rstd = rsqrtf(reducer_.sum(squares) * p.inverse_hidden + p.eps);

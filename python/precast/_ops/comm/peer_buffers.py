@@ -6,9 +6,9 @@ Torch's symmetric memory makes it for a process group, and CUDA's IPC handles wh
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from precast._base.log import get_logger
@@ -30,8 +30,7 @@ class PeerBuffers(NamedTuple):
 def host_name() -> str:
     """What tells hosts apart, and containers of one host that do not share memory."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
@@ -75,7 +74,7 @@ def make_peer_buffers(
     All ranks call it, and all get buffers or none does.
     """
     reasons = []
-    if group is not None and os.environ.get("PRECAST_COMM_IPC") is None:
+    if group is not None:
         made = _agreed(exchange, lambda: _symmetric(size, rank, device, group))
         if isinstance(made, PeerBuffers):
             return made

@@ -252,6 +252,12 @@ class TRTLLMAllReduceFusionWorkspace(_GroupedWorkspace):
             f"has ended, hangs, or has made another sequence of calls"
         )
 
+    def raise_failure(self, error: RuntimeError) -> None:
+        """Raise what :meth:`explain_failure` says of a CUDA error, if it says something."""
+        reason = self.explain_failure()
+        if reason is not None:
+            raise RuntimeError(f"allreduce_fusion: {reason}") from error
+
     def destroy(self) -> None:
         if self._destroyed:
             return
@@ -261,8 +267,8 @@ class TRTLLMAllReduceFusionWorkspace(_GroupedWorkspace):
         try:
             torch.cuda.synchronize(self._buffers.own.device)
         except RuntimeError as error:
-            reason = self.explain_failure()
-            raise RuntimeError(f"allreduce_fusion: {reason or error}") from error
+            self.raise_failure(error)
+            raise
         finally:
             _BY_BLOCK.pop(self.block.data_ptr(), None)
             _BY_TENSOR.pop(self.workspace_tensor.data_ptr(), None)
@@ -398,6 +404,4 @@ def _check(
     if rank >= world_size:
         raise ValueError(f"{function}: rank must be below world_size {world_size}, got {rank}")
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise ValueError(
-            f"{function}: dtype must be float16, bfloat16 or float32, got {dtype}"
-        )
+        raise ValueError(f"{function}: dtype must be float16, bfloat16 or float32, got {dtype}")
