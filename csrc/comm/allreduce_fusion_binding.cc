@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of the all-reduce and of what is fused with it.
+#include <utility>
+
 #include "core/ffi_export.h"
 #include "core/number_checks.h"
 #include "core/tensor_matcher.h"
@@ -32,54 +34,47 @@ struct WorkspaceBlock {
   int64_t buffers[kMaxWorld];
 };
 
-const WorkspaceBlock& block_of(const TensorView& block) {
+const WorkspaceBlock& block_of(const TensorView& block, int64_t world) {
   const Arg arg = PRECAST_ARG(kOp, block);
   constexpr int64_t kWords = sizeof(WorkspaceBlock) / sizeof(int64_t);
   TensorMatch(arg).dtype(kInt64).shape({kWords}).contiguous();
   PRECAST_CHECK(block.device().device_type == kDLCPU, ValueError)
       << arg.what() << " must be a CPU tensor, got " << device_name(block.device());
   const auto& b = *static_cast<const WorkspaceBlock*>(data_of(block));
-  PRECAST_CHECK(b.world == allreduce_fusion_world, ValueError)
+  PRECAST_CHECK(b.world == world && world == allreduce_fusion_world, ValueError)
       << arg.what() << " must be of a workspace of " << allreduce_fusion_world << " ranks, got "
       << b.world;
   return b;
 }
 
-// What the tensors of a call share: its shape, and whether all of them are aligned.
+int vec_size() { return kVecBytes / (allreduce_fusion_dtype == DType::f32 ? 4 : 2); }
+
+// The tensors of a call: they have the input's shape, and may all be aligned.
 class Tensors {
  public:
-  explicit Tensors(const Arg& input) : input_(input), memory_(input) { align(input, kVecBytes); }
+  explicit Tensors(const Arg& input) : input_(input) { align(input, kVecBytes); }
 
-  // An optional output of the input's shape, which may be `same` and no other tensor.
-  void* output(const char* name, const OptionalTensor& tensor, DType dtype,
-               const TensorMemory* same) {
-    if (!tensor.has_value()) return nullptr;
-    const TensorView view = tensor.value();
-    const Arg arg = {kOp, name, view};
+  // An output of the input's shape.
+  void* output(const Arg& arg, DType dtype) {
     TensorMatch(arg).same_device(input_).dtype(dtype).shape_of(input_).contiguous();
-    if (same != nullptr) {
-      check_same_or_apart(arg, *same);
-    }
-    align(arg, dtype == DType::e4m3 ? 8 : kVecBytes);
-    return data_of(view);
-  }
-
-  const void* operand(const Arg& arg, std::initializer_list<Extent> shape) {
-    TensorMatch(arg).same_device(input_).dtype(allreduce_fusion_dtype).shape(shape).contiguous();
-    align(arg, kVecBytes);
+    align(arg, dtype == DType::e4m3 ? kVecBytes / 2 : kVecBytes);
     return data_of(arg.tensor);
   }
 
-  bool aligned() const { return aligned_; }
-  const TensorMemory& memory() const { return memory_; }
+  void* output(const char* name, const OptionalTensor& tensor, DType dtype) {
+    if (!tensor.has_value()) return nullptr;
+    const TensorView view = tensor.value();
+    return output(Arg{kOp, name, view}, dtype);
+  }
 
- private:
   void align(const Arg& arg, int64_t bytes) {
     aligned_ = aligned_ && reinterpret_cast<uint64_t>(data_of(arg.tensor)) % bytes == 0;
   }
 
+  bool aligned() const { return aligned_; }
+
+ private:
   const Arg& input_;
-  TensorMemory memory_;
   bool aligned_ = true;
 };
 
@@ -129,32 +124,56 @@ void check_group_scales(const Arg& scales, const Arg& in, int64_t group_size) {
       << "] (column-major, rows rounded up to 4), got " << to_string(t.strides());
 }
 
-void allreduce_export(TensorView block, TensorView input, OptionalTensor output, int64_t strategy,
-                      bool triggers_early, bool enable_pdl) {
-  const WorkspaceBlock& b = block_of(block);
+void allreduce_export(TensorView block, int64_t world, TensorView input, TensorView output,
+                      int64_t strategy, bool triggers_early, bool enable_pdl) {
+  const WorkspaceBlock& b = block_of(block, world);
   const Arg in = PRECAST_ARG(kOp, input);
+  const Arg out = PRECAST_ARG(kOp, output);
   TensorMatch(in).cuda().dtype(allreduce_fusion_dtype).contiguous();
   Tensors tensors(in);
-  required("output", output);
   AllReduceParams params = {};
-  params.output = tensors.output("output", output, allreduce_fusion_dtype, &tensors.memory());
+  params.output = tensors.output(out, allreduce_fusion_dtype);
+  check_same_or_apart(out, in);
   params.input = data_of(input);
   params.count = input.numel();
-  params.aligned = tensors.aligned();
+  params.aligned = tensors.aligned() && params.count % vec_size() == 0;
   if (params.count == 0) return;
   set_round(params, b, triggers_early);
   const AllReduceOptions options = options_of(b, strategy, enable_pdl);
   launch_on(in, [&](cudaStream_t stream) { return allreduce_plain(params, options, stream); });
 }
 
-void allreduce_norm_export(TensorView block, TensorView input, OptionalTensor output,
+// Outputs may be the input or the residual, where they have its dtype, and no other tensor.
+void check_outputs(std::initializer_list<std::pair<const char*, const OptionalTensor*>> outputs,
+                   const Arg& input, const Arg& residual, const Arg& weight) {
+  for (auto out = outputs.begin(); out != outputs.end(); ++out) {
+    if (!out->second->has_value()) continue;
+    const TensorView view = out->second->value();
+    const TensorMemory memory(kOp, out->first, view);
+    if (same_dtype(view.dtype(), input.tensor.dtype())) {
+      check_same_or_apart(memory, input);
+      check_same_or_apart(memory, residual);
+    } else {
+      check_memory_apart(memory, input);
+      check_memory_apart(memory, residual);
+    }
+    check_memory_apart(memory, weight);
+    for (auto other = outputs.begin(); other != out; ++other) {
+      if (!other->second->has_value()) continue;
+      const TensorView other_view = other->second->value();
+      check_memory_apart(memory, TensorMemory(kOp, other->first, other_view));
+    }
+  }
+}
+
+void allreduce_norm_export(TensorView block, int64_t world, TensorView input,
                            TensorView residual_in, TensorView rms_gamma,
                            OptionalTensor residual_out, OptionalTensor norm_out,
                            OptionalTensor quant_out, OptionalTensor scale_out,
                            OptionalTensor scale_factor, int64_t mode, int64_t group_size,
                            double rms_eps, double weight_bias, int64_t strategy,
                            bool triggers_early, bool enable_pdl) {
-  const WorkspaceBlock& b = block_of(block);
+  const WorkspaceBlock& b = block_of(block, world);
   const DType dtype = allreduce_fusion_dtype;
   const Arg in = PRECAST_ARG(kOp, input);
   const Arg added = PRECAST_ARG(kOp, residual_in);
@@ -163,21 +182,23 @@ void allreduce_norm_export(TensorView block, TensorView input, OptionalTensor ou
   check_at_least(kOp, "rms_eps", rms_eps, 0.0);
   check_not_nan(kOp, "weight_bias", weight_bias);
   const int64_t rows = input.size(0), hidden = input.size(1);
+  TensorMatch(added).same_device(in).dtype(dtype).shape_of(in).contiguous();
+  TensorMatch(by).same_device(in).dtype(dtype).shape({hidden}).contiguous();
   Tensors tensors(in);
+  tensors.align(added, kVecBytes);
+  tensors.align(by, kVecBytes);
   AllReduceNormParams params = {};
-  params.residual = tensors.operand(added, {rows, hidden});
-  params.weight = tensors.operand(by, {hidden});
-  const TensorMemory residual_memory(added), weight_memory(by);
-  params.output = tensors.output("output", output, dtype, &tensors.memory());
-  params.residual_out = tensors.output("residual_out", residual_out, dtype, &residual_memory);
-  params.norm_out = tensors.output("norm_out", norm_out, dtype, &tensors.memory());
+  params.residual_out = tensors.output("residual_out", residual_out, dtype);
+  params.norm_out = tensors.output("norm_out", norm_out, dtype);
   params.mode = static_cast<QuantMode>(mode);
+  PRECAST_CHECK((hidden + vec_size() - 1) / vec_size() <= kMaxRowVecs, ValueError)
+      << in.what() << "'s last dimension must be at most " << kMaxRowVecs * vec_size() << ", got "
+      << hidden;
   if (params.mode != QuantMode::none) {
     PRECAST_CHECK(dtype != DType::f32, ValueError)
-        << kOp
-        << ": input must be float16 or bfloat16 for a pattern with quantisation, got float32";
+        << in.what() << " must be float16 or bfloat16 for a pattern with quantisation, got float32";
     required("quant_out", quant_out);
-    params.quant_out = tensors.output("quant_out", quant_out, DType::e4m3, nullptr);
+    params.quant_out = tensors.output("quant_out", quant_out, DType::e4m3);
   }
   if (params.mode == QuantMode::tensor) {
     const TensorView scale = required("scale_factor", scale_factor);
@@ -196,33 +217,18 @@ void allreduce_norm_export(TensorView block, TensorView input, OptionalTensor ou
     params.scales = data_of(scales);
   }
   if (rows == 0 || hidden == 0) return;
-  const int vec_size = kVecBytes / (dtype == DType::f32 ? 4 : 2);
-  PRECAST_CHECK((hidden + vec_size - 1) / vec_size <= kMaxRowVecs, ValueError)
-      << in.what() << "'s last dimension must be at most " << kMaxRowVecs * vec_size << ", got "
-      << hidden;
-  {
-    // Each output is apart from all tensors but the one that it may be.
-    const OptionalTensor* outputs[] = {&output, &norm_out, &residual_out, &quant_out, &scale_out};
-    const char* names[] = {"output", "norm_out", "residual_out", "quant_out", "scale_out"};
-    for (int i = 0; i < 5; ++i) {
-      if (!outputs[i]->has_value()) continue;
-      const TensorView view = outputs[i]->value();
-      const TensorMemory memory(kOp, names[i], view);
-      check_memory_apart(memory, weight_memory);
-      if (i != 2) check_memory_apart(memory, residual_memory);
-      if (i > 1) check_memory_apart(memory, tensors.memory());
-      for (int k = 0; k < i; ++k) {
-        if (!outputs[k]->has_value()) continue;
-        const TensorView other = outputs[k]->value();
-        check_memory_apart(memory, TensorMemory(kOp, names[k], other));
-      }
-    }
-  }
+  check_outputs({{"norm_out", &norm_out},
+                 {"residual_out", &residual_out},
+                 {"quant_out", &quant_out},
+                 {"scale_out", &scale_out}},
+                in, added, by);
 
   params.input = data_of(input);
+  params.residual = data_of(residual_in);
+  params.weight = data_of(rms_gamma);
   params.rows = rows;
   params.columns = static_cast<int>(hidden);
-  params.aligned = tensors.aligned() && hidden % vec_size == 0;
+  params.aligned = tensors.aligned() && hidden % vec_size() == 0;
   params.eps = static_cast<float>(rms_eps);
   params.weight_bias = static_cast<float>(weight_bias);
   set_round(params, b, triggers_early);

@@ -52,10 +52,10 @@ struct AllReduceParams {
   uint32_t signature;  // debug: of the launch's arguments, compared between ranks; 0 for no check
   WaitLimit limit;
   bool triggers_early;  // lets a dependent grid start before this one ends
-  bool aligned;         // all rows of input and outputs start at multiples of 16 bytes
+  bool aligned;         // rows of all tensors start at multiples of 16 bytes and are whole vectors
 
   const void* input;  // [rows, columns]
-  void* output;       // [rows, columns], s; null if only the epilogue's other outputs are wanted
+  void* output;       // [rows, columns], s, of the plain epilogue
   int64_t count;      // elements
   int64_t rows;
   int columns;
@@ -71,9 +71,10 @@ struct AllReduceTuning {
 };
 
 // Threads of a CTA at most. Two such CTAs, of two grids, share a multiprocessor; so a thread has 64
-// registers, or 128 where the vectors of many peers or the second phase need them.
-constexpr int allreduce_max_threads(int world, bool two_shot) {
-  return world == 2 && !two_shot ? 512 : 256;
+// registers, or 128 where the vectors of
+// many peers, the second phase or unaligned rows need them.
+constexpr int allreduce_max_threads(int world, bool two_shot, bool aligned) {
+  return world == 2 && !two_shot && aligned ? 512 : 256;
 }
 
 #if defined(__CUDACC__)
@@ -132,20 +133,11 @@ class Round {
   uint32_t ticket_ = 0xffffffffu;
 };
 
-// A vector of which `left` or more elements exist, or none.
-template <typename T>
-__device__ __forceinline__ Vec<T> load_local(const T* source, int64_t left, bool aligned) {
-  if (aligned && left >= Vec<T>::kSize) return load_vec(source);
-  return left <= 0 ? zero_vec<T>() : load_elements(source, left);
-}
-
-template <typename T>
-__device__ __forceinline__ void store_local(T* target, Vec<T> vec, int64_t left, bool aligned) {
-  if (aligned && left >= Vec<T>::kSize) {
-    store_vec(target, vec);
-  } else {
-    store_elements(target, vec, left);
-  }
+// Loads a vector of which `left` elements exist; none if that is not positive. If kAligned, all of
+// them exist, or none.
+template <bool kAligned, typename T>
+__device__ __forceinline__ Vec<T> load_if(const T* source, int64_t left) {
+  return left > 0 ? load<kAligned>(source, left) : zero_vec<T>();
 }
 
 // Adds in the order of ranks, in fp32. `peers` are the others' vectors.
@@ -176,13 +168,13 @@ struct StoreEpilogue {
   template <int kVecs>
   struct Early {};
 
-  template <int kVecs>
+  template <bool kAligned, int kVecs>
   __device__ __forceinline__ static Early<kVecs> load_early(const Params&, int64_t /*row*/,
                                                             const int (&)[kVecs]) {
     return {};
   }
 
-  template <int kVecs>
+  template <bool kAligned, int kVecs>
   __device__ __forceinline__ void finish_row(const Params& p, int64_t row,
                                              const int (&columns)[kVecs],
                                              const Vec<T> (&sums)[kVecs], const Early<kVecs>&) {
@@ -190,13 +182,13 @@ struct StoreEpilogue {
     for (int i = 0; i < kVecs; ++i) {
       const int64_t at = row * p.columns + columns[i];
       const int64_t left = columns[i] < p.columns ? p.count - at : 0;
-      if (left > 0) store_local(static_cast<T*>(p.output) + at, sums[i], left, p.aligned);
+      if (left > 0) store<kAligned>(static_cast<T*>(p.output) + at, sums[i], left);
     }
   }
 };
 
-template <typename Epilogue, int kWorld, int kVecs, bool kTwoShot>
-__global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot),
+template <typename Epilogue, int kWorld, int kVecs, bool kTwoShot, bool kAligned>
+__global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot, kAligned),
                              2) void AllReduceKernel(typename Epilogue::Params p) {
   using T = typename Epilogue::T;
   constexpr int kSize = Vec<T>::kSize;
@@ -223,7 +215,7 @@ __global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot),
   const auto load_input = [&](int64_t row, int column) {
     const int64_t at = row * p.columns + column;
     const int64_t in_row = p.columns - column, in_all = p.count - at;
-    return load_local(input + at, in_row < in_all ? in_row : in_all, p.aligned);
+    return load_if<kAligned>(input + at, in_row < in_all ? in_row : in_all);
   };
   const auto send = [&](int peer, int64_t at, Vec<T> vec) {
     store_vec_system(round.template region<T>(p, peer) + at, without_sentinel(vec));
@@ -244,7 +236,7 @@ __global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot),
           if (columns[i] < p.columns) send(peer, to + columns[i], own[i]);
         }
       }
-      const auto early = epilogue.load_early(p, row, columns);
+      const auto early = epilogue.template load_early<kAligned>(p, row, columns);
       Vec<T> sums[kVecs];
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
@@ -255,7 +247,7 @@ __global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot),
                 WaitStage::gather, p.rank, 0, round.epoch());
         sums[i] = reduce_ranks<kWorld>(own[i], peers, p.rank);
       }
-      epilogue.finish_row(p, row, columns, sums, early);
+      epilogue.template finish_row<kAligned>(p, row, columns, sums, early);
     }
   } else {
     const int64_t groups = (p.rows + kWorld - 1) / kWorld;
@@ -293,7 +285,7 @@ __global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot),
         }
       }
       for (int owner = 0; owner < kWorld && first + owner < p.rows; ++owner) {
-        const auto early = epilogue.load_early(p, first + owner, columns);
+        const auto early = epilogue.template load_early<kAligned>(p, first + owner, columns);
         Vec<T> sums[kVecs];
 #pragma unroll
         for (int i = 0; i < kVecs; ++i) {
@@ -305,7 +297,7 @@ __global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot),
                   WaitStage::results, p.rank, index, round.epoch());
           sums[i] = result[0];
         }
-        epilogue.finish_row(p, first + owner, columns, sums, early);
+        epilogue.template finish_row<kAligned>(p, first + owner, columns, sums, early);
       }
     }
   }
@@ -321,7 +313,7 @@ inline int64_t allreduce_region_bytes(int world, bool two_shot, int64_t rows, in
 }
 
 // Launches the kernel on `stream`. `p.rows`, `p.columns` and `p.row_vecs` are set, and a row fits
-// the cluster.
+// the cluster. Unaligned rows need two vectors a thread.
 template <typename Epilogue, int kWorld>
 cudaError_t launch_allreduce_rows(const typename Epilogue::Params& p, bool two_shot,
                                   const AllReduceTuning& cut, bool enable_pdl,
@@ -332,12 +324,16 @@ cudaError_t launch_allreduce_rows(const typename Epilogue::Params& p, bool two_s
     return launch_clusters(kernel, static_cast<uint32_t>(items < most ? items : most), cut.cluster,
                            dim3(cut.threads), enable_pdl, stream, p);
   };
-  if (cut.vecs == 1) {
-    return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 1, true>)
-                    : run(AllReduceKernel<Epilogue, kWorld, 1, false>);
+  if (!p.aligned) {
+    return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 2, true, false>)
+                    : run(AllReduceKernel<Epilogue, kWorld, 2, false, false>);
   }
-  return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 2, true>)
-                  : run(AllReduceKernel<Epilogue, kWorld, 2, false>);
+  if (cut.vecs == 1) {
+    return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 1, true, true>)
+                    : run(AllReduceKernel<Epilogue, kWorld, 1, false, true>);
+  }
+  return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 2, true, true>)
+                  : run(AllReduceKernel<Epilogue, kWorld, 2, false, true>);
 }
 
 #endif

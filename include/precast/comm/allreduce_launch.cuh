@@ -36,49 +36,49 @@ inline bool is_one_shot(int world, int64_t bytes, const AllReduceOptions& option
   return world == 2 || bytes <= (world == 4 ? 384 << 10 : 128 << 10);
 }
 
-// CTAs of `threads` threads, of `most` that a CTA may have, that take half of a GPU.
-inline cudaError_t half_of_gpu(int threads, int most, int* ctas) {
+// Limits a grid to half of a GPU, on which two CTAs of `most` threads share a multiprocessor.
+inline cudaError_t limit_ctas(int most, AllReduceTuning* cut) {
   int device = 0, sms = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  *ctas = sms * (most / threads);
-  return status;
-}
-
-// Sets what the caller left open for rows of any length.
-inline cudaError_t tune_plain(int64_t vecs, int most, AllReduceTuning* cut) {
-  if (cut->threads == 0) cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 ? 256 : most;
-  if (cut->threads > most) cut->threads = most;
-  if (cut->vecs == 0) cut->vecs = 1;
-  cut->cluster = 1;
-  int half = 0;
-  const cudaError_t status = half_of_gpu(cut->threads, most, &half);
+  const int half = sms * (most / cut->threads);
   if (cut->ctas == 0 || cut->ctas > half) cut->ctas = half;
   return status;
 }
 
-// Sets what the caller left open for whole rows of `row_vecs` vectors.
-inline cudaError_t tune_rows(int64_t rows, int row_vecs, int most, AllReduceTuning* cut) {
-  constexpr int kFewRows = 32;
+// Sets what the caller left open for rows of any length.
+inline cudaError_t tune_plain(int64_t vecs, int most, bool aligned, AllReduceTuning* cut) {
+  if (cut->threads == 0) cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 ? 256 : most;
+  if (cut->threads > most) cut->threads = most;
+  if (cut->vecs == 0) cut->vecs = 1;
+  if (!aligned) cut->vecs = 2;
+  cut->cluster = 1;
+  return limit_ctas(most, cut);
+}
+
+// Sets what the caller left open for whole rows of `row_vecs` vectors. Why: while one wave of CTAs
+// takes all rows with one vector a thread, that is fastest, in CTAs of 256 threads; then one CTA
+// with two vectors a thread.
+inline cudaError_t tune_rows(int64_t rows, int row_vecs, int most, bool aligned,
+                             AllReduceTuning* cut) {
   constexpr int kMaxCluster = kMaxClusterSize > 1 ? 4 : 1;
-  const bool few = rows <= kFewRows;
+  constexpr int kOneWave = 128 * 512;  // vectors
+  const bool few = aligned && rows * row_vecs <= kOneWave;
   if (cut->cluster == 0) {
-    const int wanted = few ? 256 : 2 * most;  // vectors of a CTA
+    const int vecs_of_cta = few ? (row_vecs <= most ? most : 256) : 2 * most;
     cut->cluster = 1;
-    while (cut->cluster < kMaxCluster && row_vecs > wanted * cut->cluster) cut->cluster *= 2;
+    while (cut->cluster < kMaxCluster && row_vecs > vecs_of_cta * cut->cluster) cut->cluster *= 2;
   }
   if (cut->cluster > kMaxCluster) cut->cluster = kMaxCluster;
   if (cut->vecs == 0) cut->vecs = few && row_vecs <= most * cut->cluster ? 1 : 2;
+  if (!aligned) cut->vecs = 2;
   cut->threads =
       (ceil_div(row_vecs, cut->vecs * cut->cluster) + kWarpSize - 1) / kWarpSize * kWarpSize;
   if (cut->threads > most || cut->threads * cut->cluster > kMaxRowThreads) {
     return cudaErrorInvalidConfiguration;
   }
-  int half = 0;
-  const cudaError_t status = half_of_gpu(cut->threads, most, &half);
-  if (cut->ctas == 0 || cut->ctas > half) cut->ctas = half;
-  return status;
+  return limit_ctas(most, cut);
 }
 
 // What all ranks must agree on; never 0.
@@ -109,7 +109,8 @@ cudaError_t launch_allreduce(AllReduceParams p, const AllReduceOptions& options,
   for (int64_t left = p.count; left > 0;) {
     AllReduceTuning cut = options.tuning;
     cudaError_t status =
-        tune_plain((left + kSize - 1) / kSize, allreduce_max_threads(kWorld, two_shot), &cut);
+        tune_plain((left + kSize - 1) / kSize, allreduce_max_threads(kWorld, two_shot, p.aligned),
+                   p.aligned, &cut);
     if (status != cudaSuccess) return status;
     p.row_vecs = cut.threads * cut.vecs;
     p.columns = p.row_vecs * kSize;
@@ -150,8 +151,8 @@ cudaError_t launch_allreduce_norm(AllReduceNormParams p, const AllReduceOptions&
     p.rows = left < most ? left : most;
     p.count = p.rows * p.columns;
     AllReduceTuning cut = options.tuning;
-    cudaError_t status =
-        tune_rows(p.rows, p.row_vecs, allreduce_max_threads(kWorld, two_shot), &cut);
+    cudaError_t status = tune_rows(
+        p.rows, p.row_vecs, allreduce_max_threads(kWorld, two_shot, p.aligned), p.aligned, &cut);
     if (status != cudaSuccess) return status;
     const int kind = 1 + static_cast<int>(p.mode);
     p.signature = options.checks_signatures ? launch_signature(p, two_shot, kind) : 0u;
@@ -160,7 +161,6 @@ cudaError_t launch_allreduce_norm(AllReduceNormParams p, const AllReduceOptions&
     if (status != cudaSuccess) return status;
     const int64_t bytes = p.count * int64_t(sizeof(T));
     p.input = rows_further(p.input, bytes);
-    p.output = rows_further(p.output, bytes);
     p.residual = rows_further(p.residual, bytes);
     p.residual_out = rows_further(p.residual_out, bytes);
     p.norm_out = rows_further(p.norm_out, bytes);

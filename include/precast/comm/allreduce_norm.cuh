@@ -12,7 +12,7 @@
 // All arithmetic is fp32. s and y are rounded to T, so that the result equals an all-reduce, a norm
 // and a quantisation that run one after the other.
 //
-// Layout   output (s), residual, residual_out, norm_out (y)  [rows, hidden]  T, contiguous
+// Layout   residual, residual_out, norm_out (y)  [rows, hidden]  T, contiguous
 //          weight     [hidden]        T, contiguous
 //          quant_out  [rows, hidden]  e4m3, contiguous
 //          scales     tensor: [1] fp32, read on the GPU; token: [rows] fp32; group: words of four
@@ -99,21 +99,21 @@ class NormEpilogue {
   template <int kVecs>
   static constexpr bool kEarlyWeight = kVecs == 1;
 
-  template <int kVecs>
+  template <bool kAligned, int kVecs>
   __device__ __forceinline__ static Early<kVecs> load_early(const Params& p, int64_t row,
                                                             const int (&columns)[kVecs]) {
     Early<kVecs> early;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int64_t left = p.columns - columns[i];
-      early.residual[i] = load_local(
-          static_cast<const T*>(p.residual) + row * p.columns + columns[i], left, p.aligned);
-      if (kEarlyWeight<kVecs>) early.weight[i] = load_weight(p, columns[i]);
+      early.residual[i] =
+          load_if<kAligned>(static_cast<const T*>(p.residual) + row * p.columns + columns[i], left);
+      if (kEarlyWeight<kVecs>) early.weight[i] = load_weight<kAligned>(p, columns[i]);
     }
     return early;
   }
 
-  template <int kVecs>
+  template <bool kAligned, int kVecs>
   __device__ __forceinline__ void finish_row(const Params& p, int64_t row,
                                              const int (&columns)[kVecs],
                                              const Vec<T> (&sums)[kVecs],
@@ -129,38 +129,39 @@ class NormEpilogue {
         squares += elements.sum_of_squares();
 #pragma unroll
         for (int k = 0; k < kSize; ++k) x[i][k] = elements.x[k];
-        store_row(p.output, start, columns[i], sums[i], p);
-        store_row(p.residual_out, start, columns[i], pack<T>(x[i]), p);
+        store_row<kAligned>(p.residual_out, start, columns[i], pack<T>(x[i]), p);
       }
       const float rstd = rsqrtf(reducer_.sum(squares) * p.inverse_hidden + p.eps);
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         float w[kSize];
-        unpack(kEarlyWeight<kVecs> ? early.weight[i] : load_weight(p, columns[i]), w);
+        unpack(kEarlyWeight<kVecs> ? early.weight[i] : load_weight<kAligned>(p, columns[i]), w);
 #pragma unroll
         for (int k = 0; k < kSize; ++k) x[i][k] = x[i][k] * rstd * (w[k] + p.weight_bias);
         y[i] = pack<T>(x[i]);
-        store_row(p.norm_out, start, columns[i], y[i], p);
+        store_row<kAligned>(p.norm_out, start, columns[i], y[i], p);
       }
     }
     if constexpr (sizeof(T) == 2) {
-      if (p.mode != QuantMode::none) quantize(p, row, columns, y);
+      if (p.mode != QuantMode::none) quantize<kAligned>(p, row, columns, y);
     }
   }
 
  private:
+  template <bool kAligned>
   __device__ __forceinline__ static Vec<T> load_weight(const Params& p, int column) {
-    return load_local(static_cast<const T*>(p.weight) + column, p.columns - column, p.aligned);
+    return load_if<kAligned>(static_cast<const T*>(p.weight) + column, p.columns - column);
   }
 
+  template <bool kAligned>
   __device__ __forceinline__ static void store_row(void* target, int64_t start, int column,
                                                    Vec<T> vec, const Params& p) {
     if (target == nullptr || column >= p.columns) return;
-    store_local(static_cast<T*>(target) + start + column, vec, p.columns - column, p.aligned);
+    store<kAligned>(static_cast<T*>(target) + start + column, vec, p.columns - column);
   }
 
   // All threads of the row call it.
-  template <int kVecs>
+  template <bool kAligned, int kVecs>
   __device__ __forceinline__ void quantize(const Params& p, int64_t row,
                                            const int (&columns)[kVecs], const Vec<T> (&y)[kVecs]) {
     constexpr float kMinScale = 1e-10f;
@@ -192,11 +193,7 @@ class NormEpilogue {
       float x[8];
       unpack(y[i], x);
       e4m3* target = static_cast<e4m3*>(p.quant_out) + row * p.columns + columns[i];
-      if (p.aligned && left >= 8) {
-        store_codes<e4m3, true>(target, x, scale.reciprocal, left);
-      } else {
-        store_codes<e4m3, false>(target, x, scale.reciprocal, left);
-      }
+      store_codes<e4m3, kAligned>(target, x, scale.reciprocal, left);
     }
   }
 

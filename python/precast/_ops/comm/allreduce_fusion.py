@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduce, alone or with residual, RMSNorm and FP8 output in the same kernel.
+
+Sources: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in
+MPICH, 2005; Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; scaling by
+groups: DeepSeek-AI, arXiv:2412.19437, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.declaration import Kind
+from precast._op.export import Export, op
+from precast._op.mode import is_reference
+from precast._op.validation import check_memory_apart
+from precast._ops.comm.patterns import GROUP, NO_QUANT, TENSOR, TOKEN, AllReduceFusionPattern
+from precast._ops.comm.patterns import fusion_of as _fusion_of
+from precast._ops.comm.workspace import (
+    AllReduceFusionWorkspace,
+    GroupAllReduceFusionWorkspace,
+    TRTLLMAllReduceFusionWorkspace,
+    make_workspace,
+    workspace_of_block,
+)
+from precast._ops.norm.rmsnorm import normalized
+from precast._ops.quantize._reference_8bit import (
+    group_quant,
+    quantize,
+    token_quant,
+)
+from precast.api_logging import precast_api
+
+_EPS = 1e-10
+_FP8_MAX = 448.0
+#: Vectors of 16 bytes in a row of a norm at most (kMaxRowVecs of comm/allreduce_launch.cuh).
+MAX_ROW_BYTES = 2048 * 16
+
+
+def reduced(inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum in the order of ranks, in float32, rounded once."""
+    total = inputs[0].float()
+    for input in inputs[1:]:
+        total = total + input.float()
+    return total.to(inputs[0].dtype)
+
+
+def _quantized(
+    y: torch.Tensor, mode: int, group_size: int, scale_factor: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The codes and the scales of a norm, which is rounded."""
+    if mode == NO_QUANT:
+        return None, None
+    if mode == TENSOR:
+        assert scale_factor is not None
+        scale = scale_factor.float().reshape(())
+        return quantize(y.float(), scale, torch.float8_e4m3fn), None
+    if mode == TOKEN:
+        return token_quant(y.float(), _EPS, torch.float8_e4m3fn)
+    eps = _EPS * _FP8_MAX  # the least scale, not the least magnitude
+    return group_quant(y.float(), group_size, eps, torch.float8_e4m3fn, True, packed=True)
+
+
+def allreduce_fusion_reference(
+    inputs: Sequence[torch.Tensor],
+    pattern: int = AllReduceFusionPattern.kAllReduce,
+    residual_in: torch.Tensor | None = None,
+    rms_gamma: torch.Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale_factor: torch.Tensor | None = None,
+    block_quant_group_size: int | None = None,
+    weight_bias: float = 0.0,
+) -> tuple[torch.Tensor | None, ...]:
+    """:func:`allreduce_fusion` in plain PyTorch, given the inputs of all ranks.
+
+    Parameters
+    ----------
+    inputs : sequence of torch.Tensor
+        The input of each rank, in their order.
+
+    Returns
+    -------
+    tuple of torch.Tensor or None
+        The sum, or for patterns with a norm: the sum with the residual, the norm, its codes and
+        their scales; None for what the pattern does not have.
+    """
+    total = reduced(inputs)
+    if pattern == AllReduceFusionPattern.kAllReduce:
+        return (total,)
+    mode = _fusion_of("allreduce_fusion", pattern).mode
+    assert residual_in is not None and rms_gamma is not None
+    return _followed(
+        total,
+        residual_in,
+        rms_gamma,
+        rms_eps,
+        weight_bias,
+        mode,
+        block_quant_group_size or 0,
+        scale_factor,
+    )
+
+
+def _followed(
+    total: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_bias: float,
+    mode: int,
+    group_size: int,
+    scale_factor: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    """What follows the sum: with the residual, the norm, codes and scales."""
+    x = total.float() + residual.float()
+    y = normalized(x, weight.float() + weight_bias, eps).to(total.dtype)
+    return x.to(total.dtype), y, *_quantized(y, mode, group_size, scale_factor)
+
+
+def _gathered(block: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    return reduced(workspace_of_block(block).gather(input))
+
+
+def _allreduce_reference(block: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    return _gathered(block, input)
+
+
+def _allreduce_norm_reference(
+    block: torch.Tensor,
+    input: torch.Tensor,
+    residual_in: torch.Tensor,
+    rms_gamma: torch.Tensor,
+    residual_out: torch.Tensor | None,
+    norm_out: torch.Tensor | None,
+    scale_factor: torch.Tensor | None,
+    mode: int,
+    block_quant_group_size: int,
+    rms_eps: float,
+    weight_bias: float,
+) -> tuple[torch.Tensor | None, ...]:
+    return _followed(
+        _gathered(block, input),
+        residual_in,
+        rms_gamma,
+        rms_eps,
+        weight_bias,
+        mode,
+        block_quant_group_size,
+        scale_factor,
+    )
+
+
+def _contiguous(export: str, **tensors: torch.Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(
+                f"{export}: {name} must be contiguous, got strides {[*tensor.stride()]} for shape "
+                f"{[*tensor.shape]}; call .contiguous()"
+            )
+
+
+def _check_plain(export: str, input: torch.Tensor, output: torch.Tensor) -> None:
+    _contiguous(export, input=input, output=output)
+
+
+def _check_norm(
+    export: str,
+    input: torch.Tensor,
+    residual_in: torch.Tensor,
+    rms_gamma: torch.Tensor,
+    residual_out: torch.Tensor | None,
+    norm_out: torch.Tensor | None,
+    quant_out: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
+    scale_factor: torch.Tensor | None,
+    mode: int,
+    block_quant_group_size: int,
+) -> None:
+    """What the binding checks."""
+    _contiguous(
+        export,
+        input=input,
+        residual_in=residual_in,
+        rms_gamma=rms_gamma,
+        residual_out=residual_out,
+        norm_out=norm_out,
+        quant_out=quant_out,
+    )
+    rows, hidden = input.shape
+    if hidden * input.itemsize > MAX_ROW_BYTES:
+        raise ValueError(
+            f"{export}: input's last dimension must be at most {MAX_ROW_BYTES // input.itemsize}, "
+            f"got {hidden}"
+        )
+    if mode != NO_QUANT and input.dtype == torch.float32:
+        raise ValueError(
+            f"{export}: input must be float16 or bfloat16 for a pattern with quantisation, got "
+            f"float32"
+        )
+    wanted = {"quant_out": (quant_out, mode != NO_QUANT)}
+    wanted["scale_factor"] = (scale_factor, mode == TENSOR)
+    wanted["scale_out"] = (scale_out, mode in (GROUP, TOKEN))
+    for name, (tensor, is_wanted) in wanted.items():
+        if is_wanted and tensor is None:
+            raise ValueError(f"{export}: {name} must be a tensor for this pattern, got None")
+    if mode == GROUP and scale_out is not None:
+        _check_group_scales(export, scale_out, rows, hidden, block_quant_group_size)
+    elif mode == TOKEN and scale_out is not None:
+        if scale_out.dtype != torch.float32 or [*scale_out.shape] != [rows, 1]:
+            raise ValueError(
+                f"{export}: scale_out must be float32 of shape {[rows, 1]}, got {scale_out.dtype} "
+                f"of shape {[*scale_out.shape]}"
+            )
+        _contiguous(export, scale_out=scale_out)
+    outputs: dict[str, torch.Tensor] = {}
+    for name, output in (
+        ("norm_out", norm_out),
+        ("residual_out", residual_out),
+        ("quant_out", quant_out),
+        ("scale_out", scale_out),
+    ):
+        if output is None:
+            continue
+        check_memory_apart(export, name, output, rms_gamma, "rms_gamma")
+        for other_name, other in outputs.items():
+            check_memory_apart(export, name, output, other, other_name)
+        outputs[name] = output
+
+
+def _check_group_scales(
+    export: str, scales: torch.Tensor, rows: int, hidden: int, group_size: int
+) -> None:
+    if group_size not in (16, 32, 64, 128):
+        raise ValueError(
+            f"{export}: block_quant_group_size must be 16, 32, 64 or 128, got {group_size}"
+        )
+    if hidden % group_size:
+        raise ValueError(
+            f"{export}: input's last dimension must be a multiple of block_quant_group_size "
+            f"{group_size}, got {hidden}"
+        )
+    words, stride = -(-(hidden // group_size) // 4), -(-rows // 4) * 4
+    if scales.dtype != torch.int32:
+        raise ValueError(f"{export}: scale_out must be int32, got {scales.dtype}")
+    if [*scales.shape] != [rows, words]:
+        raise ValueError(
+            f"{export}: scale_out must have shape {[rows, words]}, got {[*scales.shape]}"
+        )
+    if (rows > 1 and scales.stride(0) != 1) or (words > 1 and scales.stride(1) != stride):
+        raise ValueError(
+            f"{export}: scale_out must have strides {[1, stride]} (column-major, rows rounded up "
+            f"to 4), got {[*scales.stride()]}"
+        )
+
+
+_BLOCK = {"block": Kind("Tensor {name}")}
+_ALLREDUCE = Export(
+    "allreduce_fusion",
+    "allreduce",
+    "block:block world:int input:T output!:like(input) strategy:int triggers_early:bool "
+    "launch_with_pdl:pdl",
+    reference=_allreduce_reference,
+    check=_check_plain,
+    kinds=_BLOCK,
+    key="world, input.get_device()",
+    function="allreduce_fusion",
+)
+_ALLREDUCE_NORM = Export(
+    "allreduce_fusion",
+    "allreduce_norm",
+    "block:block world:int input:T[rows,hidden] residual_in:like(input) rms_gamma:T[hidden] "
+    "residual_out!?:like(input) norm_out!?:like(input) quant_out!?:like(input,e4m3,apart) "
+    "scale_out!?:any scale_factor?:f32[.] mode:int block_quant_group_size:int rms_eps:float(0-) "
+    "weight_bias:float(-) strategy:int triggers_early:bool launch_with_pdl:pdl",
+    reference=_allreduce_norm_reference,
+    check=_check_norm,
+    kinds=_BLOCK,
+    key="world, input.get_device()",
+    function="allreduce_fusion",
+)
+
+
+@precast_api
+def create_allreduce_fusion_workspace(
+    backend: str = "auto",
+    world_size: int | None = None,
+    rank: int | None = None,
+    max_token_num: int | None = None,
+    hidden_dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    gpus_per_node: int | None = None,
+    comm_backend: Any | None = None,
+    force_oneshot_support: bool = False,
+    group: Any | None = None,
+) -> AllReduceFusionWorkspace:
+    """Make what :func:`allreduce_fusion` needs of a group of ranks; every rank calls it.
+
+    Parameters
+    ----------
+    backend : str
+        ``"auto"`` or ``"trtllm"``: the kernels of precast where the GPUs of all ranks can access
+        each other's memory, and otherwise the process group (NCCL) with separate kernels for what
+        follows, which a line in the log says. ``"mnnvl"`` and ``"mnnvl-cutedsl"``, FlashInfer's
+        backends for NVLink multicast, are refused.
+    world_size, rank : int
+        The number of ranks, and the number of this one. Kernels exist for 2, 4 and 8 ranks.
+    max_token_num, hidden_dim : int
+        The largest input. Others may have any shape of at most as many elements.
+    dtype : torch.dtype
+        float16, bfloat16 or float32.
+    gpus_per_node : int, optional
+        Not looked at: ranks tell each other their hosts.
+    comm_backend : CommBackend, optional
+        What ranks exchange handles with. Default: ``group``.
+    force_oneshot_support : bool
+        Not looked at: both strategies take messages of all sizes.
+    group : torch.distributed.ProcessGroup, optional
+        The ranks. Default: those of ``comm_backend`` if it is a :class:`TorchDistBackend`,
+        otherwise all processes.
+
+    Returns
+    -------
+    AllReduceFusionWorkspace
+        Its ``backend`` is ``"trtllm"`` where the kernels of precast run. It may serve several
+        streams if they do not run calls at once; streams that do need a workspace each.
+
+    Raises
+    ------
+    ValueError
+        Another backend, dtype or size; a ``world_size`` or ``rank`` that is not that of ``group``.
+    RuntimeError
+        Without a process group; if GPUs cannot share memory and there is no group for NCCL.
+
+    Notes
+    -----
+    A rank has two receive buffers of about ``max_token_num * hidden_dim`` elements (two ranks) or
+    1.5 to 1.75 times as many, at most 64 MiB each; longer messages go in several rounds. The memory
+    is that of torch's symmetric memory, or of CUDA's IPC handles where that is missing. NVLink
+    multicast is not used. ``PRECAST_COMM_TIMEOUT`` bounds how long kernels wait for each other, for
+    debugging.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     workspace = precast.comm.create_allreduce_fusion_workspace(
+    ...         world_size=1, rank=0, max_token_num=4, hidden_dim=2, dtype=torch.bfloat16
+    ...     )
+    >>> workspace.is_buffer_size_sufficient(1, 4, 2, torch.bfloat16)
+    True
+    >>> workspace.destroy()
+    """
+    function = "create_allreduce_fusion_workspace"
+    if backend in ("mnnvl", "mnnvl-cutedsl"):
+        raise ValueError(
+            f"{function}: backend={backend!r} needs NVLink multicast, which precast does not use. "
+            f"Fix: backend='auto'"
+        )
+    if backend not in ("auto", "trtllm"):
+        raise ValueError(f"{function}: backend must be 'auto' or 'trtllm', got {backend!r}")
+    sizes = {
+        "world_size": world_size,
+        "rank": rank,
+        "max_token_num": max_token_num,
+        "hidden_dim": hidden_dim,
+        "dtype": dtype,
+    }
+    for name, value in sizes.items():
+        if value is None:
+            raise ValueError(f"{function}: {name} must be given, got None")
+    return make_workspace(function, **sizes, comm_backend=comm_backend, group=group)  # type: ignore[arg-type]
+
+
+@precast_api
+@op("allreduce_fusion")
+def allreduce_fusion(
+    input: torch.Tensor,
+    workspace: AllReduceFusionWorkspace,
+    pattern: int,
+    launch_with_pdl: bool = False,
+    trigger_completion_at_end: bool = True,
+    output: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+    norm_out: torch.Tensor | None = None,
+    quant_out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    residual_in: torch.Tensor | None = None,
+    rms_gamma: torch.Tensor | None = None,
+    rms_eps: float = 1e-6,
+    scale_factor: torch.Tensor | float | None = None,
+    layout_code: int | None = None,
+    use_oneshot: bool | None = None,
+    fp32_acc: bool = False,
+    moe_reduction_device_num_experts: int | None = None,
+    moe_reduction_scale_input: torch.Tensor | None = None,
+    moe_reduction_active_experts_token_input: torch.Tensor | None = None,
+    moe_reduction_token_input: torch.Tensor | None = None,
+    expanded_idx_to_permuted_idx: torch.Tensor | None = None,
+    expert_scale_factor: torch.Tensor | None = None,
+    shared_expert_output: torch.Tensor | None = None,
+    block_quant_group_size: int | None = None,
+    weight_bias: float = 0.0,
+    *,
+    moe_finalize_backend: str = "trtllm",
+) -> torch.Tensor:
+    r"""Add the inputs of all ranks, and do what follows in the same kernel.
+
+    .. math::
+
+        s_{r,c} &= \mathrm{round}\left(\sum_k input^{(k)}_{r,c}\right) \\
+        x_{r,c} &= s_{r,c} + residual\_in_{r,c}, \quad
+            residual\_out_{r,c} = \mathrm{round}(x_{r,c}) \\
+        y_{r,c} &= \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_i x_{r,i}^2
+            + rms\_eps}} \cdot (rms\_gamma_c + weight\_bias)\right) \\
+        quant\_out_{r,c} &= \mathrm{sat}(y_{r,c} \cdot (1 / scale))
+
+    Every rank must call it with the same shapes, dtype, pattern and ``use_oneshot``, in the same
+    order. All ranks get the same bits.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[token_num, hidden_dim]``, float16, bfloat16 or (without quantisation) float32,
+        contiguous, on a CUDA device. 16-byte aligned rows are fastest. :math:`s` alone may have any
+        shape; with a norm, rows have at most 32 KiB.
+    workspace : AllReduceFusionWorkspace
+        Of :func:`create_allreduce_fusion_workspace`.
+    pattern : int
+        0, :math:`s`; 1, :math:`y`; 2 and 4, FP8 with the given ``scale_factor``; 8 and 9, FP8 with
+        a scale for each group of columns; 10 and 11, FP8 with a scale for each row. 1, 4, 9 and 11
+        write :math:`y`, too. :class:`AllReduceFusionPattern` has their names.
+    launch_with_pdl : bool
+        Let the kernel start while the previous one still runs; it waits for its end before it
+        reads.
+    trigger_completion_at_end : bool
+        If False, the next kernel may start early in turn. It must wait as this one does.
+    output : torch.Tensor, optional
+        :math:`s`, for pattern 0; shape and dtype of ``input``, contiguous. Default: a new tensor.
+    residual_out, norm_out : torch.Tensor, optional
+        :math:`round(x)` and :math:`y`, shape and dtype of ``input``, contiguous; either may be
+        ``input`` or ``residual_in``. Without ``residual_out`` it is not written; a missing
+        ``norm_out`` is made if the pattern writes it.
+    quant_out : torch.Tensor, optional
+        Shape of ``input``, float8_e4m3fn, contiguous, memory of its own.
+    scale_out : torch.Tensor, optional
+        The new scales. Of rows: float32 ``[token_num, 1]``, contiguous. Of groups: biased exponents
+        of powers of two (E8M0), four an int32, ``[token_num, ceil(groups / 4)]`` with strides
+        ``[1, token_num rounded up to 4]``.
+    residual_in : torch.Tensor, optional
+        Shape and dtype of ``input``, contiguous; the same on all ranks.
+    rms_gamma : torch.Tensor, optional
+        ``[hidden_dim]``, dtype of ``input``.
+    scale_factor : torch.Tensor or float, optional
+        The given scale, what a consumer multiplies ``quant_out`` by: one float32 number on the GPU,
+        which is read there. A float becomes one.
+    use_oneshot : bool, optional
+        Whether each rank receives all inputs whole (True), or reduces its rows and sends them on
+        (False). Default: the faster one, by size and number of ranks.
+    fp32_acc : bool
+        Not looked at: sums are always in float32.
+    block_quant_group_size : int, optional
+        Columns that share a scale: 16, 32, 64 or 128.
+    weight_bias : float
+        1 for the RMSNorm of Gemma.
+    layout_code, moe_reduction_device_num_experts, moe_reduction_scale_input, \
+    moe_reduction_active_experts_token_input, moe_reduction_token_input, \
+    expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output, moe_finalize_backend
+        Of patterns that are not there.
+
+    Returns
+    -------
+    torch.Tensor
+        What the pattern writes last, of ``output``, ``norm_out`` and ``quant_out``: ``norm_out``
+        where there is one.
+
+    Raises
+    ------
+    ValueError
+        A pattern that is not there; a missing tensor; a tensor that is not on a CUDA device; a
+        dtype, shape, device or strides other than above; outputs that overlap; a workspace that is
+        destroyed or too small. Nothing is written, and no rank waits.
+
+    Notes
+    -----
+    The sum is in the order of ranks and rounded before the residual is added, as it would be by
+    separate kernels. A scale of a row is :math:`\max(\max_c |y|, 10^{-10}) / 448`; of a group,
+    :math:`\max(\max_c |y| / 448, 10^{-10})` rounded up to a power of two. Ranks wait for each other
+    on the GPU: a rank that does not call leaves the others waiting. A call takes at most half of a
+    GPU, so two calls on two streams, each with a workspace of its own, cannot take each other's
+    space. Allocates nothing if outputs are given; safe in CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> from precast.comm import AllReduceFusionPattern
+    >>> x, residual = torch.tensor([[2.0, 3.0]]).bfloat16(), torch.ones(1, 2).bfloat16()
+    >>> with precast.reference_mode():
+    ...     workspace = precast.comm.create_allreduce_fusion_workspace(
+    ...         world_size=1, rank=0, max_token_num=4, hidden_dim=2, dtype=torch.bfloat16
+    ...     )
+    ...     y = precast.comm.allreduce_fusion(
+    ...         x, workspace, AllReduceFusionPattern.kARResidualRMSNorm, residual_in=residual,
+    ...         residual_out=residual, rms_gamma=torch.ones(2).bfloat16(),
+    ...     )
+    >>> residual, y
+    (tensor([[3., 4.]], dtype=torch.bfloat16), tensor([[0.8477, 1.1328]], dtype=torch.bfloat16))
+    >>> workspace.destroy()
+    """
+    function = "allreduce_fusion"
+    if not isinstance(workspace, AllReduceFusionWorkspace):
+        raise TypeError(
+            f"{function}: workspace must be an AllReduceFusionWorkspace, got "
+            f"{type(workspace).__name__}"
+        )
+    if workspace._destroyed:
+        raise ValueError(f"{function}: workspace must not be destroyed before the call")
+    strategy = -1 if use_oneshot is None else int(bool(use_oneshot))
+    options = (strategy, not trigger_completion_at_end, launch_with_pdl)
+    if pattern == AllReduceFusionPattern.kAllReduce:
+        if output is None:
+            output = torch.empty_like(input)
+        _all_reduce(workspace, input, output, options)
+        return output
+    mode, writes_norm = _fusion_of(function, pattern)
+    if residual_in is None or rms_gamma is None:
+        missing = "residual_in" if residual_in is None else "rms_gamma"
+        raise ValueError(f"{function}: {missing} must be a tensor for this pattern, got None")
+    if not writes_norm:
+        norm_out = None
+    elif norm_out is None:
+        norm_out = torch.empty_like(input)
+    if mode == NO_QUANT:
+        quant_out = None
+    if scale_factor is not None and not isinstance(scale_factor, torch.Tensor):
+        scale_factor = torch.full((1,), scale_factor, dtype=torch.float32, device=input.device)
+    _all_reduce_norm(
+        workspace,
+        (
+            input,
+            residual_in,
+            rms_gamma,
+            residual_out,
+            norm_out,
+            quant_out,
+            scale_out if mode in (GROUP, TOKEN) else None,
+            scale_factor if mode == TENSOR else None,
+            mode,
+            block_quant_group_size or 0,
+            rms_eps,
+            weight_bias,
+        ),
+        options,
+    )
+    result = quant_out if norm_out is None else norm_out
+    assert result is not None
+    return result
+
+
+def _check_on_gpu(input: torch.Tensor) -> None:
+    if not (input.is_cuda or is_reference()):
+        raise ValueError(
+            "allreduce_fusion: input must be a CUDA tensor, got one that is not on a GPU. Fix: "
+            "move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
+        )
+
+
+def _all_reduce(
+    workspace: AllReduceFusionWorkspace,
+    input: torch.Tensor,
+    output: torch.Tensor,
+    options: tuple[int, bool, bool],
+) -> None:
+    if isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
+        try:
+            _ALLREDUCE.launch(workspace.block, workspace.world_size, input, output, *options)
+        except RuntimeError as error:
+            workspace.raise_failure(error)
+            raise
+        return
+    assert isinstance(workspace, GroupAllReduceFusionWorkspace)
+    _check_on_gpu(input)
+    _ALLREDUCE.explain(None, workspace.world_size, input, output, *options)
+    if is_reference():
+        output.copy_(reduced(workspace.gather(input)))
+        return
+    if output.data_ptr() != input.data_ptr():
+        output.copy_(input)
+    workspace.all_reduce(output)
+
+
+def _all_reduce_norm(
+    workspace: AllReduceFusionWorkspace, tensors: tuple[Any, ...], options: tuple[int, bool, bool]
+) -> None:
+    if isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
+        try:
+            _ALLREDUCE_NORM.launch(workspace.block, workspace.world_size, *tensors, *options)
+        except RuntimeError as error:
+            workspace.raise_failure(error)
+            raise
+        return
+    assert isinstance(workspace, GroupAllReduceFusionWorkspace)
+    _check_on_gpu(tensors[0])
+    _ALLREDUCE_NORM.explain(None, workspace.world_size, *tensors, *options)
+    input, residual, weight, residual_out, norm_out, quant_out, scale_out, *numbers = tensors
+    scale_factor, mode, group_size, eps, weight_bias = numbers
+    if is_reference():
+        total = reduced(workspace.gather(input))
+    else:
+        total = input.clone()
+        workspace.all_reduce(total)
+        if _by_kernels(workspace, total, tensors):
+            return
+    results = _followed(total, residual, weight, eps, weight_bias, mode, group_size, scale_factor)
+    outputs = (residual_out, norm_out, quant_out, scale_out)
+    for output, result in zip(outputs, results):
+        if output is not None and result is not None:
+            output.copy_(result)
+
+
+def _by_kernels(
+    workspace: GroupAllReduceFusionWorkspace, total: torch.Tensor, tensors: tuple[Any, ...]
+) -> bool:
+    """Run what follows the sum by precast's separate kernels, if they have it."""
+    from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm, gemma_fused_add_rmsnorm
+    from precast._ops.quantize.per_tensor import per_token_quant_fp8, static_quant_fp8
+    from precast._ops.quantize.per_token_group import per_token_group_quant_8bit
+
+    _, residual, weight, residual_out, norm_out, quant_out, scale_out, *numbers = tensors
+    scale_factor, mode, group_size, eps, weight_bias = numbers
+    norms = {0.0: fused_add_rmsnorm, 1.0: gemma_fused_add_rmsnorm}
+    norm = norms.get(float(weight_bias))
+    if norm is None or total.dtype == torch.float32 or not total.is_cuda:
+        return False
+    added = residual.clone()
+    norm(total, added, weight, eps)
+    if residual_out is not None:
+        residual_out.copy_(added)
+    if norm_out is not None:
+        norm_out.copy_(total)
+    if mode == TENSOR:
+        static_quant_fp8(total, scale_factor, out=quant_out)
+    elif mode == TOKEN:
+        per_token_quant_fp8(total, _EPS, out=quant_out, out_scale=scale_out)
+    elif mode == GROUP:
+        per_token_group_quant_8bit(
+            total,
+            group_size,
+            _EPS * _FP8_MAX,
+            column_major_scales=True,
+            scale_tma_aligned=True,
+            scale_ue8m0=True,
+            use_packed_ue8m0=True,
+            out=quant_out,
+            out_scale=scale_out,
+        )
+    return True
