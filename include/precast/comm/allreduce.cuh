@@ -10,15 +10,14 @@
 //                   launch likes; the last may be shorter.
 //          buffers  each rank's workspace: WorkspaceControl, then two receive buffers of
 //                   `region_bytes`, which rounds take in turn, filled with kSentinel
-//          one-shot receive buffer  [peers, rows, columns], what each peer has sent
-//          two-shot receive buffer  [peers, groups, columns], the inputs of the peers for this
-//                   rank's rows, then [peers, groups, columns], the peers' rows after reduction.
-//                   A group is `world` rows; rank q reduces its row q.
-//          In receive buffers rows are padded to whole vectors.
-// Threads  a cluster of CTAs takes a row (two-shot: a group), kVecs 16-byte vectors a thread, then
-//          the next one that is `clusters` further. A thread sends its vectors to all peers, polls
-//          those of the peers (comm/sentinel.cuh), and adds. All loads and stores of a vector are
-//          by one thread, so outputs may be the input.
+//          one-shot receive buffer  [peers, rows, row_vecs], what each peer has sent
+//          two-shot receive buffer  [peers, rows, part_vecs], the peers' inputs for the chunks that
+//                   this rank reduces, then [rows, row_vecs], the sums of the peers. A row has
+//                   chunks of 32 vectors; rank q reduces chunks q, q + world, ...
+// Threads  a cluster of CTAs takes a row, kVecs 16-byte vectors a thread, then the row that is
+//          `clusters` further. A warp has a chunk. A thread sends its vectors to who reduces them,
+//          polls those of the peers (comm/sentinel.cuh), and adds. All loads and stores of a vector
+//          are by one thread, so outputs may be the input.
 // Order    Ranks must launch the same grids in the same order. CTAs take rows in ascending order,
 //          and start in ascending order, so a grid larger than the GPU cannot deadlock. Grids take
 //          at most half of a GPU, so that two of them may run at once, in any order.
@@ -70,36 +69,38 @@ struct AllReduceTuning {
   int ctas;     // at most
 };
 
-// Threads of a CTA at most. Two such CTAs, of two grids, share a multiprocessor; so a thread has 64
-// registers, or 128 where the vectors of
-// many peers, the second phase or unaligned rows need them.
-constexpr int allreduce_max_threads(int world, bool two_shot, bool aligned) {
-  return world == 2 && !two_shot && aligned ? 512 : 256;
+// How large CTAs are at most, and how many of these fit a multiprocessor. A grid takes half of
+// them, so that two grids may run at once. A thread has 64 registers, or 128 where the vectors of
+// many peers, the second phase or unaligned rows need them; with two vectors of eight ranks even
+// more.
+struct CtaLimits {
+  int threads;
+  int ctas;
+};
+
+constexpr CtaLimits allreduce_limits(int world, bool norm, int vecs, bool two_shot, bool aligned) {
+  const int threads = world == 2 && !two_shot && aligned ? 512 : 256;
+  const bool needs_more = vecs == 2 && (world == 8 || (norm && threads == 512));
+  return {threads, needs_more ? 1 : 2};
 }
 
 #if defined(__CUDACC__)
 
-// One thread's share of the round: the epoch, and its publication for the next round.
+// One thread's view of a round: its epoch, and the publication of the next one.
 class Round {
  public:
   __device__ __forceinline__ explicit Round(const AllReduceParams& p)
-      : control_(reinterpret_cast<WorkspaceControl*>(p.buffers[p.rank])) {
-    // Why one thread: the last CTA may change the epoch when all have their tickets, and a thread
-    // has read it for certain only when it uses the value.
-    __shared__ uint32_t epoch;
-    if (threadIdx.x == 0) epoch = load_relaxed_system(&control_->epoch);
-    __syncthreads();
-    epoch_ = epoch;
-    // Why now: the ticket is back long before the data of the peers is.
-    if (threadIdx.x == 0) ticket_ = atomicAdd(&control_->arrived, 1u);
-  }
+      : control_(reinterpret_cast<WorkspaceControl*>(p.buffers[p.rank])),
+        epoch_(load_relaxed_system(&control_->epoch)) {}
 
   __device__ __forceinline__ uint32_t epoch() const { return epoch_; }
 
-  // Where this round's receive buffer of a rank starts.
-  template <typename T>
-  __device__ __forceinline__ T* region(const AllReduceParams& p, int rank) const {
-    return reinterpret_cast<T*>(p.buffers[rank] + kControlBytes + (epoch_ & 1u) * p.region_bytes);
+  // Says that this CTA knows the epoch, so that the last CTA may change it. Call it after all
+  // threads have used the epoch, in an address; for only then they have read it for certain.
+  __device__ __forceinline__ void take_ticket() {
+    __syncthreads();
+    // Why here: the ticket is back before the data of the peers is.
+    if (threadIdx.x == 0) ticket_ = atomicAdd(&control_->arrived, 1u);
   }
 
   __device__ __forceinline__ void finish() {
@@ -187,130 +188,185 @@ struct StoreEpilogue {
   }
 };
 
+// Where the vectors of a thread are, and what becomes of them on their way.
 template <typename Epilogue, int kWorld, int kVecs, bool kTwoShot, bool kAligned>
-__global__ __launch_bounds__(allreduce_max_threads(kWorld, kTwoShot, kAligned),
-                             2) void AllReduceKernel(typename Epilogue::Params p) {
+class Exchange {
+ public:
   using T = typename Epilogue::T;
-  constexpr int kSize = Vec<T>::kSize;
-  constexpr int kPeers = kWorld - 1;
-  constexpr int kUnroll = kWorld <= 4 ? kPeers : 1;  // why: the addresses of seven peers spill
-  const T* input = static_cast<const T*>(p.input);   // [rows, columns]
-  const int row_threads = static_cast<int>(blockDim.x * cluster_size());
-  int columns[kVecs];  // of this thread's vectors
+  using Params = typename Epilogue::Params;
+  static constexpr int kSize = Vec<T>::kSize;
+  static constexpr int kPeers = kWorld - 1;
+  using Vecs = Vec<T>[kVecs];
+
+  __device__ __forceinline__ explicit Exchange(const Params& p) : p_(p) {
+    const int row_threads = static_cast<int>(blockDim.x * cluster_size());
 #pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    columns[i] =
-        static_cast<int>(cluster_rank() * blockDim.x + threadIdx.x + i * row_threads) * kSize;
+    for (int i = 0; i < kVecs; ++i) {
+      index_[i] = static_cast<int>(cluster_rank() * blockDim.x + threadIdx.x) + i * row_threads;
+      columns[i] = index_[i] * kSize;
+    }
+    const int chunks = (p.row_vecs + kWarpSize - 1) / kWarpSize;
+    part_vecs_ = (chunks + kWorld - 1) / kWorld * kWarpSize;
   }
-  const int64_t clusters = gridDim.x / cluster_size();
-  const int64_t padded = int64_t(p.row_vecs) * kSize;  // elements of a row of a receive buffer
+
+  // Selects the receive buffers. Only load() may be called before.
+  __device__ __forceinline__ void start(uint32_t epoch) {
+    epoch_ = epoch;
+    received_ = region(p_.rank);
+  }
+
+  // Loads this thread's vectors of a row.
+  __device__ __forceinline__ void load(int64_t row, Vecs& own) const {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int64_t at = row * p_.columns + columns[i];
+      const int64_t in_row = p_.columns - columns[i], in_all = p_.count - at;
+      own[i] = load_if<kAligned>(static_cast<const T*>(p_.input) + at,
+                                 in_row < in_all ? in_row : in_all);
+    }
+  }
+
+  // Sends them to who reduces them.
+  __device__ __forceinline__ void send(int64_t row, const Vecs& own) const {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (!exists(i)) continue;
+      if constexpr (kTwoShot) {
+        if (owner(i) != p_.rank) store_to(owner(i), part_slot(p_.rank, owner(i), row, i), own[i]);
+      } else {
+        for_each_peer([&](int peer) { store_to(peer, whole_slot(p_.rank, peer, row, i), own[i]); });
+      }
+    }
+  }
+
+  // Two-shot: reduces those vectors of a row that this rank owns, and sends the sums.
+  __device__ __forceinline__ void reduce_part(int64_t row, Vecs& own) const {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (!exists(i) || owner(i) != p_.rank) continue;
+      Vec<T> peers[kPeers];
+      receive(received_ + part_slot(peer_rank(0, p_.rank), p_.rank, row, i),
+              p_.rows * part_vecs_ * kSize, peers, p_.limit, WaitStage::scatter, p_.rank, 0,
+              epoch_);
+      own[i] = reduce_ranks<kWorld>(own[i], peers, p_.rank);
+      for_each_peer([&](int peer) { store_to(peer, result_slot(row, i), own[i]); });
+    }
+  }
+
+  // Makes the sums of this thread's vectors of a row from `own`.
+  __device__ __forceinline__ void finish(int64_t row, Vecs& own) const {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (!exists(i)) continue;  // own[i] is zero
+      if constexpr (kTwoShot) {
+        if (owner(i) == p_.rank) continue;
+        Vec<T> sum[1];
+        receive(received_ + result_slot(row, i), 0, sum, p_.limit, WaitStage::results, p_.rank,
+                peer_index(owner(i), p_.rank), epoch_);
+        own[i] = sum[0];
+      } else {
+        Vec<T> peers[kPeers];
+        receive(received_ + whole_slot(peer_rank(0, p_.rank), p_.rank, row, i),
+                p_.rows * p_.row_vecs * kSize, peers, p_.limit, WaitStage::gather, p_.rank, 0,
+                epoch_);
+        own[i] = reduce_ranks<kWorld>(own[i], peers, p_.rank);
+      }
+    }
+  }
+
+  int columns[kVecs];  // where this thread's vectors start in a row
+
+ private:
+  __device__ __forceinline__ bool exists(int i) const { return columns[i] < p_.columns; }
+
+  // The warps' chunks of a row belong to the ranks in turn.
+  __device__ __forceinline__ int owner(int i) const { return index_[i] / kWarpSize % kWorld; }
+
+  // Slots in the receive buffer of `at`, in elements.
+  __device__ __forceinline__ int64_t whole_slot(int from, int at, int64_t row, int i) const {
+    return ((peer_index(from, at) * p_.rows + row) * p_.row_vecs + index_[i]) * kSize;
+  }
+  __device__ __forceinline__ int64_t part_slot(int from, int at, int64_t row, int i) const {
+    const int place = index_[i] / (kWarpSize * kWorld) * kWarpSize + index_[i] % kWarpSize;
+    return ((peer_index(from, at) * p_.rows + row) * part_vecs_ + place) * kSize;
+  }
+  __device__ __forceinline__ int64_t result_slot(int64_t row, int i) const {
+    return (p_.rows * (kPeers * part_vecs_) + row * p_.row_vecs + index_[i]) * kSize;
+  }
+
+  template <typename Action>
+  __device__ __forceinline__ void for_each_peer(const Action& action) const {
+    constexpr int kUnroll = kWorld <= 4 ? kPeers : 1;  // why: the addresses of seven peers spill
+#pragma unroll(kUnroll)
+    for (int distance = 1; distance < kWorld; ++distance) action((p_.rank + distance) % kWorld);
+  }
+
+  __device__ __forceinline__ void store_to(int peer, int64_t slot, Vec<T> vec) const {
+    store_vec_system(region(peer) + slot, without_sentinel(vec));
+  }
+
+  // Where this round's receive buffer of a rank starts.
+  __device__ __forceinline__ T* region(int rank) const {
+    return reinterpret_cast<T*>(p_.buffers[rank] + kControlBytes + (epoch_ & 1u) * p_.region_bytes);
+  }
+
+  const Params& p_;
+  uint32_t epoch_;
+  T* received_;       // this rank's receive buffer
+  int index_[kVecs];  // of this thread's vectors in a row
+  int part_vecs_;     // vectors of a row that one rank reduces, at most
+};
+
+template <typename Epilogue, int kWorld, int kVecs, bool kTwoShot, bool kAligned>
+__global__ __launch_bounds__(
+    allreduce_limits(kWorld, Epilogue::kRowsAreWhole, kVecs, kTwoShot, kAligned).threads,
+    allreduce_limits(kWorld, Epilogue::kRowsAreWhole, kVecs, kTwoShot, kAligned)
+        .ctas) void AllReduceKernel(const __grid_constant__ typename Epilogue::Params p) {
+  using Vecs = Vec<typename Epilogue::T>[kVecs];
+  Exchange<Epilogue, kWorld, kVecs, kTwoShot, kAligned> exchange(p);
+  Epilogue epilogue;
+  // Why ahead: what is sent for the next rows is under way while this row is waited for.
+  const int64_t step = gridDim.x / cluster_size();
+  int64_t row = cluster_id();
+  Vecs now, next, last;  // of row, row + step and, two-shot, row + 2 step
 
   if (p.triggers_early) launch_dependent_grids();
   wait_on_dependent_grids();
+  if (row < p.rows) exchange.load(row, now);  // why first: it takes as long as reading the epoch
   Round round(p);
   if (p.signature != 0u) round.check_signatures(p, kWorld);
-  T* received = round.template region<T>(p, p.rank);
-  Epilogue epilogue;
-
-  const auto load_input = [&](int64_t row, int column) {
-    const int64_t at = row * p.columns + column;
-    const int64_t in_row = p.columns - column, in_all = p.count - at;
-    return load_if<kAligned>(input + at, in_row < in_all ? in_row : in_all);
+  exchange.start(round.epoch());
+  if (row < p.rows) exchange.send(row, now);
+  round.take_ticket();
+  const auto send_further = [&](int64_t further, Vecs& vecs) {
+    if (further >= p.rows) return;
+    exchange.load(further, vecs);
+    exchange.send(further, vecs);
   };
-  const auto send = [&](int peer, int64_t at, Vec<T> vec) {
-    store_vec_system(round.template region<T>(p, peer) + at, without_sentinel(vec));
-  };
-
-  if constexpr (!kTwoShot) {
-    const int64_t peer_stride = p.rows * padded;
-    for (int64_t row = cluster_id(); row < p.rows; row += clusters) {
-      Vec<T> own[kVecs];
-#pragma unroll
-      for (int i = 0; i < kVecs; ++i) own[i] = load_input(row, columns[i]);
-#pragma unroll(kUnroll)
-      for (int distance = 1; distance < kWorld; ++distance) {
-        const int peer = (p.rank + distance) % kWorld;
-        const int64_t to = peer_index(p.rank, peer) * peer_stride + row * padded;
-#pragma unroll
-        for (int i = 0; i < kVecs; ++i) {
-          if (columns[i] < p.columns) send(peer, to + columns[i], own[i]);
-        }
-      }
-      const auto early = epilogue.template load_early<kAligned>(p, row, columns);
-      Vec<T> sums[kVecs];
-#pragma unroll
-      for (int i = 0; i < kVecs; ++i) {
-        sums[i] = zero_vec<T>();
-        if (columns[i] >= p.columns) continue;
-        Vec<T> peers[kPeers];
-        receive(received + row * padded + columns[i], peer_stride, peers, p.limit,
-                WaitStage::gather, p.rank, 0, round.epoch());
-        sums[i] = reduce_ranks<kWorld>(own[i], peers, p.rank);
-      }
-      epilogue.template finish_row<kAligned>(p, row, columns, sums, early);
+  if constexpr (kTwoShot) {
+    send_further(row + step, next);
+    if (row < p.rows) exchange.reduce_part(row, now);
+  }
+  for (; row < p.rows; row += step) {
+    if constexpr (kTwoShot) {
+      send_further(row + 2 * step, last);
+      if (row + step < p.rows) exchange.reduce_part(row + step, next);
+    } else {
+      send_further(row + step, next);
     }
-  } else {
-    const int64_t groups = (p.rows + kWorld - 1) / kWorld;
-    const int64_t peer_stride = groups * padded;
-    const int64_t results = kPeers * peer_stride;  // where the second half of the buffer starts
-    for (int64_t group = cluster_id(); group < groups; group += clusters) {
-      const int64_t first = group * kWorld, own_row = first + p.rank, base = group * padded;
-#pragma unroll(kUnroll)
-      for (int distance = 1; distance < kWorld; ++distance) {
-        const int peer = (p.rank + distance) % kWorld;
-        if (first + peer >= p.rows) continue;
+    const auto early = epilogue.template load_early<kAligned>(p, row, exchange.columns);
+    exchange.finish(row, now);
+    epilogue.template finish_row<kAligned>(p, row, exchange.columns, now, early);
 #pragma unroll
-        for (int i = 0; i < kVecs; ++i) {
-          if (columns[i] >= p.columns) continue;
-          send(peer, peer_index(p.rank, peer) * peer_stride + base + columns[i],
-               load_input(first + peer, columns[i]));
-        }
-      }
-      Vec<T> own[kVecs];  // first the input, then the sum
-      if (own_row < p.rows) {
-#pragma unroll
-        for (int i = 0; i < kVecs; ++i) {
-          own[i] = load_input(own_row, columns[i]);
-          if (columns[i] >= p.columns) continue;
-          Vec<T> peers[kPeers];
-          receive(received + base + columns[i], peer_stride, peers, p.limit, WaitStage::scatter,
-                  p.rank, 0, round.epoch());
-          own[i] = reduce_ranks<kWorld>(own[i], peers, p.rank);
-#pragma unroll(kUnroll)
-          for (int distance = 1; distance < kWorld; ++distance) {
-            const int peer = (p.rank + distance) % kWorld;
-            send(peer, results + peer_index(p.rank, peer) * peer_stride + base + columns[i],
-                 own[i]);
-          }
-        }
-      }
-      for (int owner = 0; owner < kWorld && first + owner < p.rows; ++owner) {
-        const auto early = epilogue.template load_early<kAligned>(p, first + owner, columns);
-        Vec<T> sums[kVecs];
-#pragma unroll
-        for (int i = 0; i < kVecs; ++i) {
-          sums[i] = own[i];
-          if (owner == p.rank || columns[i] >= p.columns) continue;
-          const int index = peer_index(owner, p.rank);
-          Vec<T> result[1];
-          receive(received + results + index * peer_stride + base + columns[i], 0, result, p.limit,
-                  WaitStage::results, p.rank, index, round.epoch());
-          sums[i] = result[0];
-        }
-        epilogue.template finish_row<kAligned>(p, first + owner, columns, sums, early);
-      }
+    for (int i = 0; i < kVecs; ++i) {
+      now[i] = next[i];
+      if constexpr (kTwoShot) next[i] = last[i];
     }
   }
   round.finish();
 }
 
 #if !defined(__CUDACC_RTC__)
-
-// The bytes of a receive buffer that a launch needs.
-inline int64_t allreduce_region_bytes(int world, bool two_shot, int64_t rows, int64_t row_vecs) {
-  if (!two_shot) return (world - 1) * rows * row_vecs * kVecBytes;
-  return 2 * (world - 1) * ((rows + world - 1) / world) * row_vecs * kVecBytes;
-}
 
 // Launches the kernel on `stream`. `p.rows`, `p.columns` and `p.row_vecs` are set, and a row fits
 // the cluster. Unaligned rows need two vectors a thread.
@@ -319,10 +375,9 @@ cudaError_t launch_allreduce_rows(const typename Epilogue::Params& p, bool two_s
                                   const AllReduceTuning& cut, bool enable_pdl,
                                   cudaStream_t stream) {
   const auto run = [&](void (*kernel)(typename Epilogue::Params)) {
-    const int64_t items = two_shot ? (p.rows + kWorld - 1) / kWorld : p.rows;
     const int64_t most = cut.ctas / cut.cluster > 0 ? cut.ctas / cut.cluster : 1;
-    return launch_clusters(kernel, static_cast<uint32_t>(items < most ? items : most), cut.cluster,
-                           dim3(cut.threads), enable_pdl, stream, p);
+    return launch_clusters(kernel, static_cast<uint32_t>(p.rows < most ? p.rows : most),
+                           cut.cluster, dim3(cut.threads), enable_pdl, stream, p);
   };
   if (!p.aligned) {
     return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 2, true, false>)

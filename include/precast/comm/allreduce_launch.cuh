@@ -36,49 +36,55 @@ inline bool is_one_shot(int world, int64_t bytes, const AllReduceOptions& option
   return world == 2 || bytes <= (world == 4 ? 384 << 10 : 128 << 10);
 }
 
-// Limits a grid to half of a GPU, on which two CTAs of `most` threads share a multiprocessor.
-inline cudaError_t limit_ctas(int most, AllReduceTuning* cut) {
+// Limits a grid to half of a GPU.
+inline cudaError_t limit_ctas(const CtaLimits& limits, AllReduceTuning* cut) {
   int device = 0, sms = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  const int half = sms * (most / cut->threads);
+  const int half = sms * limits.ctas / 2 * (limits.threads / cut->threads);
   if (cut->ctas == 0 || cut->ctas > half) cut->ctas = half;
   return status;
 }
 
 // Sets what the caller left open for rows of any length.
-inline cudaError_t tune_plain(int64_t vecs, int most, bool aligned, AllReduceTuning* cut) {
+inline cudaError_t tune_plain(int64_t vecs, int world, bool two_shot, bool aligned,
+                              AllReduceTuning* cut) {
+  const int most = allreduce_limits(world, false, 1, two_shot, aligned).threads;
   if (cut->threads == 0) cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 ? 256 : most;
   if (cut->threads > most) cut->threads = most;
   if (cut->vecs == 0) cut->vecs = 1;
   if (!aligned) cut->vecs = 2;
   cut->cluster = 1;
-  return limit_ctas(most, cut);
+  return limit_ctas(allreduce_limits(world, false, cut->vecs, two_shot, aligned), cut);
 }
 
-// Sets what the caller left open for whole rows of `row_vecs` vectors. Why: while one wave of CTAs
-// takes all rows with one vector a thread, that is fastest, in CTAs of 256 threads; then one CTA
-// with two vectors a thread.
-inline cudaError_t tune_rows(int64_t rows, int row_vecs, int most, bool aligned,
+// Sets what the caller left open for whole rows of `row_vecs` vectors. Why: a multiprocessor sends
+// few rows the faster, the less it has of them, so these go to CTAs of 128 threads with one vector
+// each, more to CTAs of 256. What is more than one wave takes one CTA a row with two vectors.
+inline cudaError_t tune_rows(int64_t rows, int row_vecs, int world, bool two_shot, bool aligned,
                              AllReduceTuning* cut) {
-  constexpr int kMaxCluster = kMaxClusterSize > 1 ? 4 : 1;
+  const int most = allreduce_limits(world, true, 1, two_shot, aligned).threads;
+  constexpr int kMaxCluster = kMaxClusterSize > 1 ? 8 : 1;
   constexpr int kOneWave = 128 * 512;  // vectors
-  const bool few = aligned && rows * row_vecs <= kOneWave;
+  const int64_t vecs = rows * row_vecs;
+  const bool few = aligned && vecs <= kOneWave;
   if (cut->cluster == 0) {
-    const int vecs_of_cta = few ? (row_vecs <= most ? most : 256) : 2 * most;
+    const int vecs_of_cta = !few ? 2 * most : vecs <= kOneWave / 2 ? 128 : 256;
     cut->cluster = 1;
     while (cut->cluster < kMaxCluster && row_vecs > vecs_of_cta * cut->cluster) cut->cluster *= 2;
   }
   if (cut->cluster > kMaxCluster) cut->cluster = kMaxCluster;
-  if (cut->vecs == 0) cut->vecs = few && row_vecs <= most * cut->cluster ? 1 : 2;
+  if (cut->vecs == 0) {
+    cut->vecs = few && row_vecs <= most * cut->cluster && row_vecs <= kMaxRowThreads ? 1 : 2;
+  }
   if (!aligned) cut->vecs = 2;
   cut->threads =
       (ceil_div(row_vecs, cut->vecs * cut->cluster) + kWarpSize - 1) / kWarpSize * kWarpSize;
   if (cut->threads > most || cut->threads * cut->cluster > kMaxRowThreads) {
     return cudaErrorInvalidConfiguration;
   }
-  return limit_ctas(most, cut);
+  return limit_ctas(allreduce_limits(world, true, cut->vecs, two_shot, aligned), cut);
 }
 
 // What all ranks must agree on; never 0.
@@ -93,9 +99,9 @@ inline uint32_t launch_signature(const AllReduceParams& p, bool two_shot, int ki
 
 // Rows of `row_vecs` vectors that one round takes.
 inline int64_t rows_of_round(int world, bool two_shot, int64_t row_vecs, int64_t region_bytes) {
-  const int64_t bytes = row_vecs * kVecBytes;
-  if (!two_shot) return region_bytes / ((world - 1) * bytes);
-  return region_bytes / (2 * (world - 1) * bytes) * world;
+  const int64_t part_vecs = ceil_div(ceil_div(row_vecs, kWarpSize), world) * kWarpSize;
+  const int64_t vecs = two_shot ? (world - 1) * part_vecs + row_vecs : (world - 1) * row_vecs;
+  return region_bytes / (vecs * kVecBytes);
 }
 
 // Reduces `p.count` elements of any shape.
@@ -108,9 +114,7 @@ cudaError_t launch_allreduce(AllReduceParams p, const AllReduceOptions& options,
   T* output = static_cast<T*>(p.output);
   for (int64_t left = p.count; left > 0;) {
     AllReduceTuning cut = options.tuning;
-    cudaError_t status =
-        tune_plain((left + kSize - 1) / kSize, allreduce_max_threads(kWorld, two_shot, p.aligned),
-                   p.aligned, &cut);
+    cudaError_t status = tune_plain((left + kSize - 1) / kSize, kWorld, two_shot, p.aligned, &cut);
     if (status != cudaSuccess) return status;
     p.row_vecs = cut.threads * cut.vecs;
     p.columns = p.row_vecs * kSize;
@@ -151,8 +155,7 @@ cudaError_t launch_allreduce_norm(AllReduceNormParams p, const AllReduceOptions&
     p.rows = left < most ? left : most;
     p.count = p.rows * p.columns;
     AllReduceTuning cut = options.tuning;
-    cudaError_t status = tune_rows(
-        p.rows, p.row_vecs, allreduce_max_threads(kWorld, two_shot, p.aligned), p.aligned, &cut);
+    cudaError_t status = tune_rows(p.rows, p.row_vecs, kWorld, two_shot, p.aligned, &cut);
     if (status != cudaSuccess) return status;
     const int kind = 1 + static_cast<int>(p.mode);
     p.signature = options.checks_signatures ? launch_signature(p, two_shot, kind) : 0u;

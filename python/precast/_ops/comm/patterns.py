@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N815 (names are FlashInfer's)
 """What may follow an all-reduce in the same kernel."""
 
 from __future__ import annotations
@@ -72,6 +73,6 @@ def fusion_of(function: str, pattern: int) -> Fusion:
         return FUSIONS[pattern]
     except (KeyError, TypeError):
         raise ValueError(
-            f"{function}: pattern must be 0 (kAllReduce), 1, 2, 4, 8, 9, 10 or 11, got {pattern!r}. "
+            f"{function}: pattern must be 0, 1, 2, 4, 8, 9, 10 or 11, got {pattern!r}. "
             f"Fix: use a pattern without FP4 output and without a mixture of experts"
         ) from None

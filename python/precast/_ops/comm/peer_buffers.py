@@ -75,16 +75,16 @@ def make_peer_buffers(
     """
     reasons = []
     if group is not None:
-        made = _agreed(exchange, lambda: _symmetric(size, rank, device, group))
+        made: PeerBuffers | str = _agreed(exchange, lambda: _symmetric(size, rank, device, group))
         if isinstance(made, PeerBuffers):
             return made
         reasons.append(f"symmetric memory: {made}")
-    made = _agreed(exchange, lambda: _allocated(size, device))
-    if isinstance(made, str):
-        return "; ".join([*reasons, f"IPC: {made}"])
-    own, name, offset = made
+    allocated = _agreed(exchange, lambda: _allocated(size, device))
+    if isinstance(allocated, str):
+        return "; ".join([*reasons, f"IPC: {allocated}"])
+    own, name, offset = allocated
     names = exchange((name, offset))
-    opened = _agreed(exchange, lambda: _opened(names, rank, own))
+    opened: PeerBuffers | str = _agreed(exchange, lambda: _opened(names, rank, own))
     if isinstance(opened, str):
         return "; ".join([*reasons, f"IPC: {opened}"])
     return opened
