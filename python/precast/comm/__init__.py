@@ -31,7 +31,7 @@ from precast._ops.comm.trtllm_ar import (
     trtllm_create_ipc_workspace_for_all_reduce_fusion,
     trtllm_destroy_ipc_workspace_for_all_reduce_fusion,
 )
-from precast._ops.comm.workspace import AllReduceFusionWorkspace, TRTLLMAllReduceFusionWorkspace
+from precast._ops.comm.workspace import AllReduceFusionWorkspace
 
 __all__ = [
     "AllReduceFusionPattern",
@@ -40,7 +40,6 @@ __all__ = [
     "CudaRTLibrary",
     "Mapping",
     "QuantizationSFLayout",
-    "TRTLLMAllReduceFusionWorkspace",
     "TorchDistBackend",
     "allreduce_fusion",
     "allreduce_fusion_reference",

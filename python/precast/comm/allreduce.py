@@ -9,16 +9,12 @@ from precast._ops.comm.allreduce_fusion import (
     create_allreduce_fusion_workspace,
 )
 from precast._ops.comm.patterns import AllReduceFusionPattern, QuantizationSFLayout
-from precast._ops.comm.workspace import (
-    AllReduceFusionWorkspace,
-    TRTLLMAllReduceFusionWorkspace,
-)
+from precast._ops.comm.workspace import AllReduceFusionWorkspace
 
 __all__ = [
     "AllReduceFusionPattern",
     "AllReduceFusionWorkspace",
     "QuantizationSFLayout",
-    "TRTLLMAllReduceFusionWorkspace",
     "allreduce_fusion",
     "allreduce_fusion_reference",
     "create_allreduce_fusion_workspace",

@@ -294,6 +294,19 @@ def create_allreduce_fusion_workspace(
     comm_backend: Any | None = None,
     force_oneshot_support: bool = False,
     group: Any | None = None,
+    *,
+    top_k: int | None = None,
+    rms_eps: float | None = None,
+    weight_bias: float | None = None,
+    routed_scaling_factor: float | None = None,
+    include_shared_expert: bool | None = None,
+    add_residual: bool | None = None,
+    write_residual_output: bool | None = None,
+    apply_rms_norm: bool | None = None,
+    output_dtype: torch.dtype | None = None,
+    dynamic_fp8: bool | None = None,
+    write_norm_output: bool | None = None,
+    config: Any | None = None,
 ) -> AllReduceFusionWorkspace:
     """Make what :func:`allreduce_fusion` needs of a group of ranks; every rank calls it.
 
@@ -319,6 +332,9 @@ def create_allreduce_fusion_workspace(
     group : torch.distributed.ProcessGroup, optional
         The ranks. Default: those of ``comm_backend`` if it is a :class:`TorchDistBackend`,
         otherwise all processes.
+    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert, add_residual, \
+    write_residual_output, apply_rms_norm, output_dtype, dynamic_fp8, write_norm_output, config
+        Of ``"mnnvl-cutedsl"``; refused.
 
     Returns
     -------
@@ -329,7 +345,8 @@ def create_allreduce_fusion_workspace(
     Raises
     ------
     ValueError
-        Another backend, dtype or size; a ``world_size`` or ``rank`` that is not that of ``group``.
+        Another backend, dtype, size or option; a ``world_size`` or ``rank`` that is not that of
+        ``group``.
     RuntimeError
         Without a process group; if GPUs cannot share memory and there is no group for NCCL.
 
@@ -357,6 +374,26 @@ def create_allreduce_fusion_workspace(
         raise ValueError(
             f"{function}: backend={backend!r} needs NVLink multicast, which precast does not use. "
             f"Fix: backend='auto'"
+        )
+    options = {
+        "top_k": top_k,
+        "rms_eps": rms_eps,
+        "weight_bias": weight_bias,
+        "routed_scaling_factor": routed_scaling_factor,
+        "include_shared_expert": include_shared_expert,
+        "add_residual": add_residual,
+        "write_residual_output": write_residual_output,
+        "apply_rms_norm": apply_rms_norm,
+        "output_dtype": output_dtype,
+        "dynamic_fp8": dynamic_fp8,
+        "write_norm_output": write_norm_output,
+        "config": config,
+    }
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{function}: {', '.join(given)} must be None, because backend 'mnnvl-cutedsl' alone "
+            f"has it. Fix: pass rms_eps and weight_bias to allreduce_fusion()"
         )
     if backend not in ("auto", "trtllm"):
         raise ValueError(f"{function}: backend must be 'auto' or 'trtllm', got {backend!r}")
