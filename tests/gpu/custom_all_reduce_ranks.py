@@ -3,7 +3,8 @@
 
 Processes share GPUs if there are fewer of them: then kernels of different processes take turns.
 Arguments: calls, and replays of a graph. With the argument ``lag``, rank 1 makes no call, and the
-others must get an error after PRECAST_COMM_TIMEOUT.
+others must get an error after PRECAST_COMM_TIMEOUT. With ``fork``, the script is not run under
+torchrun, but forks its two ranks after its imports.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import os
 import random
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +32,7 @@ from precast.comm import (
 )
 
 BYTES = 4 << 20
+RANK = WORLD = 0  # set by start()
 
 
 def gathered(x: torch.Tensor) -> list[torch.Tensor]:
@@ -92,6 +96,24 @@ def graphs(fa: int, buffers: list[int], replays: int) -> None:
         del graph, pad
 
 
+def compiled(fa: int, buffers: list[int]) -> None:
+    """The call as an op of a graph of torch.compile, between others."""
+
+    @torch.compile(fullgraph=True)
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        out = torch.empty_like(y)
+        vllm_all_reduce(fa, y, out, buffers[RANK], BYTES, 8)
+        return out + 1
+
+    x = torch.randn(8, 256, device="cuda")
+    got = run(x)
+    total = torch.zeros(x.shape)
+    for part in gathered(x * 2):
+        total += part
+    assert torch.equal(got.cpu(), total + 1)
+
+
 def errors(fa: int, buffers: list[int]) -> None:
     """Every rank refuses the call, so that no rank waits."""
     x = torch.ones(64, device="cuda")
@@ -141,6 +163,7 @@ def main() -> None:
         vllm_register_buffer(handle, buffers)
     errors(fa, buffers)
     random_calls(fa, buffers, calls)
+    compiled(fa, buffers)
     random_calls(other, buffers, max(1, calls // 10))
     graphs(fa, buffers, replays)
     vllm_dispose(fa)
@@ -155,12 +178,44 @@ def main() -> None:
         print(f"{WORLD} processes on {torch.cuda.device_count()} GPUs: {calls} calls", flush=True)
 
 
-if __name__ == "__main__":
+def forked() -> None:
+    """Ranks that are forked after the imports: nothing before has created a CUDA context."""
+    assert not torch.cuda.is_initialized()
+    store = Path(tempfile.mkdtemp()) / "store"
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+            start(f"file://{store}")
+            signals = create_shared_buffer(vllm_meta_size() + BYTES)
+            buffers = create_shared_buffer(BYTES)
+            fa = vllm_init_custom_ar(signals, torch.zeros(1024, device="cuda"), RANK, True)
+            vllm_register_buffer(fa, buffers)
+            random_calls(fa, buffers, 3)
+            vllm_dispose(fa)
+            free_shared_buffer(signals)
+            free_shared_buffer(buffers)
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    print("two forked ranks are done", flush=True)
+
+
+def start(method: str) -> None:
+    global RANK, WORLD
     RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(RANK % torch.cuda.device_count())
     torch.manual_seed(RANK)
     # Why gloo: it needs no GPU of its own for each process.
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=method, rank=RANK, world_size=WORLD)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "fork":
+        forked()
+        sys.exit()
+    start("env://")
     if sys.argv[1] == "lag":
         lag()
         sys.stdout.flush()

@@ -2,7 +2,8 @@
 """Run by test_gpu_custom_all_reduce.py: the ranks of a group are streams of one GPU.
 
 One process addresses the memory of all ranks, so nothing is shared with another process; everything
-else is as between GPUs. Arguments: cases for each number of ranks, and replays of each graph.
+else is as between GPUs. Arguments: cases for each number of ranks, and replays of each graph. With
+``alone`` and a number of calls, one rank runs, for whose barriers all peers have arrived.
 """
 
 from __future__ import annotations
@@ -159,7 +160,48 @@ def replays(ranks: Ranks, count: int) -> None:
     torch.cuda.synchronize()
 
 
+def alone(calls: int) -> None:
+    """Kernels of one rank, which need no other kernel to run: what sanitizers can see."""
+    ever = (1 << 31) - 1
+    for world in (2, 4, 6, 8):
+        ranks = Ranks(world)
+        signals = ranks.signals[0].view(torch.int32)
+        for call in range(calls // 4):
+            dtype = random.choice(DTYPES)
+            vector = 16 // dtype.itemsize
+            count = vector * random.choice((1, world + 1, 1000, BYTES // 16))
+            two_shot = bool(call & 1)
+            copies = bool(call & 2)
+            # The flags of all barriers, and none of the counts behind them.
+            signals[: 160 * 8] = ever
+            ranks.set_strategy(TWO_SHOT if two_shot else ONE_SHOT)
+            for buffer, scratch in zip(ranks.buffers, ranks.signals, strict=True):
+                buffer.view(dtype)[:count].normal_()
+                scratch[vllm_meta_size() :].view(dtype).normal_()
+            x = torch.randn(count, device="cuda").to(dtype)
+            if not copies:
+                x = ranks.buffers[0].view(dtype)[:count]
+            guard = Guarded((count,), dtype, "cuda", gap=0)
+            own = ranks.buffers[0].data_ptr() if copies else 0
+            vllm_all_reduce(ranks.handles[0], x, guard.view, own, BYTES, 7)
+            torch.cuda.synchronize()
+            guard.check()
+            inputs = [x, *(buffer.view(dtype)[:count] for buffer in ranks.buffers[1:])]
+            part = count if not two_shot else -(-count // vector // world) * vector
+            want = expected(inputs)
+            if two_shot:  # Of the other parts, what is in the memory of the peers.
+                for peer in range(1, world):
+                    rest = want[peer * part : (peer + 1) * part]
+                    rest.copy_(ranks.signals[peer][vllm_meta_size() :].view(dtype)[: len(rest)])
+            assert torch.equal(guard.view, want), (world, dtype, count, two_shot, copies)
+        ranks.close()
+    print(f"alone: {calls} calls", flush=True)
+
+
 def main() -> None:
+    if sys.argv[1] == "alone":
+        alone(int(sys.argv[2]))
+        return
     cases, count = int(sys.argv[1]), int(sys.argv[2])
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
     print(f"PRECAST_TEST_SEED={seed}", flush=True)

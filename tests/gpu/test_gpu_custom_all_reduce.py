@@ -41,6 +41,15 @@ def test_two_processes() -> None:
     assert "2 processes" in said
 
 
+def test_ranks_that_are_forked_before_cuda_is_used() -> None:
+    assert "two forked ranks are done" in run("custom_all_reduce_ranks.py", "fork")
+
+
+def test_a_rank_without_peers() -> None:
+    """The form that a sanitizer can run, under which no two kernels run at once."""
+    assert "alone: 40 calls" in run("custom_all_reduce_streams.py", "alone", "40")
+
+
 def test_a_rank_that_does_not_call() -> None:
     arguments = {"processes": 2, "PRECAST_COMM_TIMEOUT": "3"}
     assert "rank 0 did not wait for ever" in run("custom_all_reduce_ranks.py", "lag", **arguments)
