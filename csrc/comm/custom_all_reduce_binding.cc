@@ -22,6 +22,8 @@ struct HandleBlock {
   int64_t scratch_offset;
   int64_t scratch_bytes;  // of this rank's memory behind it
   int64_t one_shot_bytes;
+  int64_t timeout_nanoseconds;
+  int64_t report;  // the address of a WaitReport
   int64_t signals[kMaxWorld];
 };
 
@@ -90,6 +92,8 @@ void custom_all_reduce_entry(TensorView inp, TensorView out, int64_t reg_buffer,
   params.scratch_offset = b.scratch_offset;
   params.vecs = static_cast<uint32_t>(bytes / kVecBytes);
   params.rank = static_cast<int>(b.rank);
+  params.limit.nanoseconds = static_cast<uint64_t>(b.timeout_nanoseconds);
+  params.limit.report = reinterpret_cast<WaitReport*>(b.report);
   launch_on(in, [&](cudaStream_t stream) {
     return custom_all_reduce(params, world, two_shot, static_cast<int>(num_ctas), stream);
   });

@@ -2,7 +2,8 @@
 """Run by test_gpu_custom_all_reduce.py under torchrun: each process is a rank.
 
 Processes share GPUs if there are fewer of them: then kernels of different processes take turns.
-Arguments: calls, and replays of a graph.
+Arguments: calls, and replays of a graph. With the argument ``lag``, rank 1 makes no call, and the
+others must get an error after PRECAST_COMM_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -109,6 +110,24 @@ def errors(fa: int, buffers: list[int]) -> None:
     assert (out == 7.0).all()
 
 
+def lag() -> None:
+    signals = create_shared_buffer(vllm_meta_size() + BYTES)
+    buffers = create_shared_buffer(BYTES)
+    fa = vllm_init_custom_ar(signals, torch.zeros(1024, device="cuda"), RANK, True)
+    vllm_register_buffer(fa, buffers)
+    random_calls(fa, buffers, 3)
+    if RANK != 1:
+        x = torch.ones(64, device="cuda")
+        out = torch.empty_like(x)
+        vllm_all_reduce(fa, x, out, buffers[RANK], BYTES, 8)
+        with pytest.raises(RuntimeError):
+            torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match=r"waited longer .* for rank 1"):
+            vllm_dispose(fa)
+        print(f"rank {RANK} did not wait for ever", flush=True)
+    dist.barrier()
+
+
 def main() -> None:
     calls, replays = int(sys.argv[1]), int(sys.argv[2])
     size = vllm_meta_size() + BYTES
@@ -131,7 +150,7 @@ def main() -> None:
     free_shared_buffer(buffers)
     free_shared_buffer(others)
     with pytest.raises(ValueError, match="must be a handle"):
-        vllm_all_reduce(fa, tables[0], tables[0], 0, 0, 1)
+        vllm_all_reduce(fa, torch.ones(8, device="cuda"), torch.ones(8, device="cuda"), 0, 0, 1)
     if RANK == 0:
         print(f"{WORLD} processes on {torch.cuda.device_count()} GPUs: {calls} calls", flush=True)
 
@@ -142,6 +161,10 @@ if __name__ == "__main__":
     torch.manual_seed(RANK)
     # Why gloo: it needs no GPU of its own for each process.
     dist.init_process_group("gloo")
+    if sys.argv[1] == "lag":
+        lag()
+        sys.stdout.flush()
+        os._exit(0)  # A context with an error cannot be torn down as others are.
     try:
         main()
     finally:

@@ -16,11 +16,12 @@ from precast.comm import vllm_dispose, vllm_init_custom_ar, vllm_register_buffer
 HERE = Path(__file__).parent
 
 
-def run(script: str, *arguments: str, processes: int = 0) -> str:
+def run(script: str, *arguments: str, processes: int = 0, **variables: str) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes else []), str(HERE / script), *arguments]
+    env = {**os.environ, **variables}
     done = subprocess.run(
-        command, env={**os.environ}, capture_output=True, text=True, timeout=300, check=False
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -38,6 +39,11 @@ def test_two_processes() -> None:
         "custom_all_reduce_ranks.py", *(("200", "1000") if many else ("8", "8")), processes=2
     )
     assert "2 processes" in said
+
+
+def test_a_rank_that_does_not_call() -> None:
+    arguments = {"processes": 2, "PRECAST_COMM_TIMEOUT": "3"}
+    assert "rank 0 did not wait for ever" in run("custom_all_reduce_ranks.py", "lag", **arguments)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")

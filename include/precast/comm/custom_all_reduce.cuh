@@ -61,8 +61,7 @@ __device__ __forceinline__ Vec<T> sum_of_ranks(const Vec<T> (&vecs)[kWorld]) {
   return pack<T>(sum);
 }
 
-// Calls visit(i, valid) for kUnroll vectors at a time of this thread's share of [0, count): the
-// first loop of a caller loads all of them before a second one uses any.
+// Calls visit(i, stride) for each kUnroll of this thread's share of [0, count): i, i + stride, ...
 template <int kUnroll, typename Visit>
 __device__ __forceinline__ void for_each_share(uint32_t count, const Visit& visit) {
   const uint32_t stride = gridDim.x * blockDim.x;
@@ -71,17 +70,26 @@ __device__ __forceinline__ void for_each_share(uint32_t count, const Visit& visi
   }
 }
 
+constexpr int kCopyUnroll = 4;
+
 template <typename T, int kWorld, bool kTwoShot>
 __global__ __launch_bounds__(kCustomAllReduceThreads, 1) void CustomAllReduceKernel(
     const __grid_constant__ CustomAllReduceParams p) {
   constexpr int kSize = Vec<T>::kSize;
   constexpr int kUnroll = 8 / kWorld > 0 ? 8 / kWorld : 1;
   constexpr int kParts = kTwoShot ? kWorld : 1;
+  PeerBarrier barrier(p.signals, p.rank, kWorld, p.limit);
   const uint32_t part = (p.vecs + kParts - 1) / kParts;
   const auto size_of = [&](int k) {  // of part k; the last ones may be shorter, or empty
     const uint32_t begin = k * part;
     return begin >= p.vecs ? 0u : p.vecs - begin < part ? p.vecs - begin : part;
   };
+  const T* inputs[kWorld];  // this rank's part of each buffer; loaded while peers start
+#pragma unroll
+  for (int k = 0; k < kWorld; ++k) {
+    inputs[k] =
+        static_cast<const T*>(p.inputs[k]) + (kTwoShot ? int64_t(p.rank) * part : 0) * kSize;
+  }
   T* out = static_cast<T*>(p.out);
 
   if (p.source != nullptr) {
@@ -89,21 +97,28 @@ __global__ __launch_bounds__(kCustomAllReduceThreads, 1) void CustomAllReduceKer
     for (int k = 0; k < kParts; ++k) {
       const T* from = static_cast<const T*>(p.source) + int64_t(k) * part * kSize;
       T* to = static_cast<T*>(p.registered) + int64_t(k) * part * kSize;
-      for_each_share<1>(size_of(k), [&](uint32_t i, uint32_t) {
-        store_vec_system(to + int64_t(i) * kSize, load_vec(from + int64_t(i) * kSize));
+      const uint32_t count = size_of(k);
+      for_each_share<kCopyUnroll>(count, [&](uint32_t first, uint32_t stride) {
+        Vec<T> vecs[kCopyUnroll];
+#pragma unroll
+        for (int u = 0; u < kCopyUnroll; ++u) {
+          if (count - first > u * stride) {
+            vecs[u] = load_vec(from + int64_t(first + u * stride) * kSize);
+          }
+        }
+#pragma unroll
+        for (int u = 0; u < kCopyUnroll; ++u) {
+          if (count - first > u * stride) {
+            store_vec_system(to + int64_t(first + u * stride) * kSize, vecs[u]);
+          }
+        }
       });
     }
-    peer_barrier<true>(p.signals, p.rank, kWorld, p.limit);
+    barrier.wait<true>();
   } else {
-    peer_barrier<false>(p.signals, p.rank, kWorld, p.limit);
+    barrier.wait<false>();
   }
 
-  const T* inputs[kWorld];  // this rank's part of each buffer
-#pragma unroll
-  for (int k = 0; k < kWorld; ++k) {
-    inputs[k] =
-        static_cast<const T*>(p.inputs[k]) + (kTwoShot ? int64_t(p.rank) * part : 0) * kSize;
-  }
   const auto scratch_of = [&](int rank) {
     return reinterpret_cast<T*>(reinterpret_cast<char*>(p.signals[rank]) + p.scratch_offset);
   };
@@ -125,11 +140,13 @@ __global__ __launch_bounds__(kCustomAllReduceThreads, 1) void CustomAllReduceKer
       store_vec(sums + int64_t(first + u * stride) * kSize, sum_of_ranks<T, kWorld>(vecs[u]));
     }
   });
-  // One-shot: peers may overwrite their inputs when this rank has read them. Two-shot: that, and
-  // the sums are there.
-  peer_barrier<true>(p.signals, p.rank, kWorld, p.limit);
 
-  if constexpr (kTwoShot) {
+  if constexpr (!kTwoShot) {
+    // Peers may overwrite their inputs when this rank has read them. Why no release: nothing that
+    // this rank wrote is for its peers, and it stores no sum before it has what it adds.
+    barrier.wait<false>();
+  } else {
+    barrier.wait<true>();  // That, and the sums are there.
     for_each_share<1>(part, [&](uint32_t i, uint32_t) {
       Vec<T> parts[kWorld];
 #pragma unroll
@@ -142,16 +159,28 @@ __global__ __launch_bounds__(kCustomAllReduceThreads, 1) void CustomAllReduceKer
       }
     });
   }
+  barrier.finish();
 }
 
 #if !defined(__CUDACC_RTC__)
+
+// Above these bytes, a copy by the whole GPU and a second launch take less time than a copy by the
+// CTAs of the all-reduce.
+constexpr int64_t kCopyBytes = 512 << 10;
 
 // Launches the all-reduce of `world` ranks on `stream` with at most `ctas` CTAs, at most
 // kMaxBarrierCtas; all ranks must pass the same numbers. Returns cudaErrorInvalidValue for another
 // world than 2, 4, 6 and 8.
 template <typename T>
-cudaError_t launch_custom_all_reduce(const CustomAllReduceParams& p, int world, bool two_shot,
-                                     int ctas, cudaStream_t stream) {
+cudaError_t launch_custom_all_reduce(CustomAllReduceParams p, int world, bool two_shot, int ctas,
+                                     cudaStream_t stream) {
+  const int64_t bytes = int64_t(p.vecs) * kVecBytes;
+  if (p.source != nullptr && bytes > kCopyBytes) {
+    const cudaError_t status = cudaMemcpyAsync(p.registered, p.source, static_cast<size_t>(bytes),
+                                               cudaMemcpyDeviceToDevice, stream);
+    if (status != cudaSuccess) return status;
+    p.source = nullptr;
+  }
   const uint32_t work = two_shot ? (p.vecs + world - 1) / world : p.vecs;
   const uint32_t needed = (work + kCustomAllReduceThreads - 1) / kCustomAllReduceThreads;
   const dim3 grid(needed < static_cast<uint32_t>(ctas) ? needed : static_cast<uint32_t>(ctas));

@@ -22,37 +22,58 @@ struct BarrierSignals {
 
 #if defined(__CUDACC__)
 
-// kRelease: what this CTA wrote before is visible to the CTAs of the peers after. Without it the
-// barrier only says that all have arrived, such as at the start of a kernel, before which stream
-// order has made everything visible.
-//
-// All threads must call it; blockDim.x >= world, blockIdx.x < kMaxBarrierCtas. `signals` are those
-// of each rank, as this rank addresses them.
-template <bool kRelease>
-__device__ __forceinline__ void peer_barrier(BarrierSignals* const (&signals)[kMaxWorld], int rank,
-                                             int world, const WaitLimit& limit) {
-  BarrierSignals* own = signals[rank];
-  __syncthreads();
-  const uint32_t count = own->count[blockIdx.x] + 1u;
-  const int peer = static_cast<int>(threadIdx.x);
-  if (peer < world) {
-    uint32_t* theirs = &signals[peer]->arrived[blockIdx.x][rank];
-    if constexpr (kRelease) {
-      store_release_system(theirs, count);
-    } else {
-      store_relaxed_system(theirs, count);
+// The barriers of one CTA. All threads make one, call wait() for each barrier, and finish() once.
+// blockDim.x >= world, blockIdx.x < kMaxBarrierCtas. `signals` are those of each rank, as this rank
+// addresses them.
+class PeerBarrier {
+ public:
+  __device__ __forceinline__ PeerBarrier(BarrierSignals* const (&signals)[kMaxWorld], int rank,
+                                         int world, const WaitLimit& limit)
+      : signals_(signals),
+        rank_(rank),
+        world_(world),
+        limit_(limit),
+        // Why once: the next barrier need not wait for this rank's own memory.
+        count_(load_relaxed_system(&signals[rank]->count[blockIdx.x])) {}
+
+  // kRelease: what this CTA wrote before is visible to the CTAs of the peers after. Without it the
+  // barrier only says that all have arrived, and that their loads whose results they have used are
+  // done: at the start of a kernel, before which stream order has made everything visible, and at
+  // its end, if peers may overwrite what it has read.
+  template <bool kRelease>
+  __device__ __forceinline__ void wait() {
+    ++count_;
+    __syncthreads();
+    const int peer = static_cast<int>(threadIdx.x);
+    if (peer < world_) {
+      uint32_t* theirs = &signals_[peer]->arrived[blockIdx.x][rank_];
+      if constexpr (kRelease) {
+        store_release_system(theirs, count_);
+      } else {
+        store_relaxed_system(theirs, count_);
+      }
+      const uint32_t* arrived = &signals_[rank_]->arrived[blockIdx.x][peer];
+      BoundedWait wait(limit_);
+      while (static_cast<int32_t>(
+                 (kRelease ? load_acquire_system(arrived) : load_relaxed_system(arrived)) -
+                 count_) < 0) {
+        wait.missed(WaitStage::barrier, rank_, peer, count_);
+      }
     }
-    const uint32_t* arrived = &own->arrived[blockIdx.x][peer];
-    BoundedWait wait(limit);
-    while (static_cast<int32_t>(
-               (kRelease ? load_acquire_system(arrived) : load_relaxed_system(arrived)) - count) <
-           0) {
-      wait.missed(WaitStage::barrier, rank, peer, count);
-    }
+    __syncthreads();
   }
-  __syncthreads();
-  if (threadIdx.x == 0) own->count[blockIdx.x] = count;
-}
+
+  // Keeps the count for the next launch.
+  __device__ __forceinline__ void finish() {
+    if (threadIdx.x == 0) store_relaxed_system(&signals_[rank_]->count[blockIdx.x], count_);
+  }
+
+ private:
+  BarrierSignals* const (&signals_)[kMaxWorld];
+  const int rank_, world_;
+  const WaitLimit& limit_;
+  uint32_t count_;
+};
 
 #endif  // __CUDACC__
 

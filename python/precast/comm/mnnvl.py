@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from precast._ops.comm.comm_backend import CommBackend, TorchDistBackend
+from precast._ops.comm.fabric import is_mnnvl_fabric_supported
 from precast._ops.comm.mapping import Mapping
 
-__all__ = ["CommBackend", "Mapping", "TorchDistBackend"]
+__all__ = ["CommBackend", "Mapping", "TorchDistBackend", "is_mnnvl_fabric_supported"]

@@ -152,6 +152,11 @@ def _loaded_library(name: str) -> str | None:
 @functools.cache
 def cudart() -> CudaRTLibrary:
     """The runtime that torch uses, with a context on torch's current device."""
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "memory that GPUs share needs a CUDA device, and torch sees none. Fix: run on a GPU, "
+            "or set PRECAST_REFERENCE=1 to use memory of the host"
+        )
     torch.cuda.init()
     return CudaRTLibrary()
 

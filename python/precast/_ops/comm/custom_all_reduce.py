@@ -125,8 +125,13 @@ def vllm_dispose(fa: int) -> None:
     ------
     ValueError
         If it is no handle, or disposed.
+    RuntimeError
+        If a kernel has given up waiting for a peer (``PRECAST_COMM_TIMEOUT``).
     """
     handle = _handles.remove("vllm_dispose", fa)
+    reason = handle.explain_failure()
+    if reason is not None:  # The CUDA context is lost, and with it every mapping.
+        raise RuntimeError(f"vllm_dispose: {reason}")
     for address in handle.opened.values():
         close_allocation(address)
 
@@ -345,13 +350,25 @@ def _run(
     handle = _handles.find("vllm_all_reduce", fa)
     if reg_buffer == 0 and torch.cuda.is_current_stream_capturing():
         index = handle.next_row("vllm_all_reduce")
-        function(inp, out, 0, 0, num_ctas, handle.row(index), handle.block)
+        _launch(handle, function, inp, out, 0, 0, num_ctas, handle.row(index), handle.block)
         if inp.numel():
             handle.take_row()
             handle.captured.append((index, inp.data_ptr()))
         return
     row = _registered(handle, reg_buffer or inp.data_ptr(), handle.row_of)
-    function(inp, out, reg_buffer, reg_buffer_sz_bytes, num_ctas, row, handle.block)
+    _launch(
+        handle, function, inp, out, reg_buffer, reg_buffer_sz_bytes, num_ctas, row, handle.block
+    )
+
+
+def _launch(handle: Handle, function: Callable[..., None], *args: Any) -> None:
+    try:
+        function(*args)
+    except RuntimeError as error:  # a kernel before may have given up waiting
+        reason = handle.explain_failure()
+        if reason is None:
+            raise
+        raise RuntimeError(f"vllm_all_reduce: {reason}") from error
 
 
 _ALL_REDUCE = Export(
@@ -415,8 +432,9 @@ def vllm_all_reduce(
     fp32 sums in the order of ranks, rounded once, so that all ranks have the same bits. Up to
     512 KiB (four ranks) or 256 KiB (six or eight), and always for two, each rank reads the inputs
     of all others; above, it reduces its part and reads the parts of the others. Ranks wait for each
-    other on the GPU: a rank that does not call leaves the others waiting. Allocates nothing; safe
-    in CUDA graphs; not differentiable. In reference mode, buffers are memory of the host.
+    other on the GPU: a rank that does not call leaves the others waiting, unless
+    ``PRECAST_COMM_TIMEOUT`` was set when the handle was made. Allocates nothing; safe in CUDA
+    graphs; not differentiable. In reference mode, buffers are memory of the host.
 
     Examples
     --------

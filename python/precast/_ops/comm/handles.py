@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from precast._base import env
 from precast._base.torch import torch
 from precast._ops.comm import host_memory
 from precast._ops.comm.cuda_ipc import allocation_of
@@ -22,6 +23,7 @@ _MAX_WORLD = 8  # addresses in a row
 ROW_BYTES = 8 * _MAX_WORLD
 #: Above these bytes ranks divide the work, by world size. Two ranks send as much either way.
 _ONE_SHOT_BYTES = {2: 1 << 62, 4: 512 << 10, 6: 256 << 10, 8: 256 << 10}
+_REPORT_WORDS = 8  # of WaitReport in comm/peer_memory.cuh
 
 
 class Handle:
@@ -39,8 +41,24 @@ class Handle:
         self.captured: list[tuple[int, int]] = []
         self.opened: dict[bytes, int] = {}  # allocations of peers, by IPC handle
         scratch = bytes_behind(signals[rank]) - META_BYTES
-        block = [rank, self.world, META_BYTES, scratch, _ONE_SHOT_BYTES[self.world], *signals]
-        self.block = torch.tensor([*block, *[0] * (_MAX_WORLD - self.world)], dtype=torch.int64)
+        seconds = env.COMM_TIMEOUT()
+        self._report: torch.Tensor | None = None
+        if seconds > 0 and rank_data.is_cuda:
+            self._report = torch.zeros(_REPORT_WORDS, dtype=torch.int32).pin_memory()
+        self.block = torch.tensor(
+            [
+                rank,
+                self.world,
+                META_BYTES,
+                scratch,
+                _ONE_SHOT_BYTES[self.world],
+                0 if self._report is None else int(seconds * 1e9),
+                0 if self._report is None else self._report.data_ptr(),
+                *signals,
+                *[0] * (_MAX_WORLD - self.world),
+            ],
+            dtype=torch.int64,
+        )
 
     def row(self, index: int) -> int:
         """The address of a row of the table."""
@@ -64,6 +82,17 @@ class Handle:
         """Write the addresses of a buffer to the table."""
         row = torch.tensor([*addresses, *[0] * (_MAX_WORLD - self.world)], dtype=torch.int64)
         self._table[index * ROW_BYTES : (index + 1) * ROW_BYTES].copy_(row.view(torch.uint8))
+
+    def explain_failure(self) -> str | None:
+        """Whom a kernel waited for in vain, if ``PRECAST_COMM_TIMEOUT`` is set and one did."""
+        if self._report is None or int(self._report[0]) == 0:
+            return None
+        _, rank, peer, cta, count, *_ = self._report.tolist()
+        return (
+            f"rank {rank} waited longer than PRECAST_COMM_TIMEOUT={env.COMM_TIMEOUT():g} s for "
+            f"rank {peer} (CTA {cta}, barrier {count}). Rank {peer} has ended, hangs, or has made "
+            f"another sequence of calls"
+        )
 
 
 _handles: dict[int, Handle] = {}
