@@ -30,6 +30,11 @@ def test_ranks_that_are_streams_of_one_gpu() -> None:
     assert [f"{world} ranks, bfloat16: 60 calls" in said for world in (2, 4, 8)] == [True] * 3
 
 
+def test_one_rank_whose_peers_have_sent() -> None:
+    said = run("allreduce_fusion_alone.py", "60")
+    assert [f"rank 0 of {world}: 60 calls" in said for world in (2, 4, 8)] == [True] * 3
+
+
 @pytest.mark.parametrize("what", ["late", "shapes"])
 def test_a_wait_that_is_bounded(what: str) -> None:
     assert "found" in run("allreduce_fusion_timeout.py", what)
