@@ -212,8 +212,8 @@ def test_constants_are_those_of_the_kernels():
     header = (ROOT / "include/precast/comm/peer_barrier.cuh").read_text()
     assert f"kMaxBarrierCtas = {custom_all_reduce.MAX_CTAS};" in header
     memory = (ROOT / "include/precast/comm/peer_memory.cuh").read_text()
-    assert f"kMaxWorld = {handles._MAX_WORLD};" in memory
-    signals = custom_all_reduce.MAX_CTAS * (handles._MAX_WORLD + 1) * 4
+    assert f"kMaxWorld = {handles.MAX_WORLD};" in memory
+    signals = custom_all_reduce.MAX_CTAS * (handles.MAX_WORLD + 1) * 4
     assert signals <= vllm_meta_size()
     report = memory.partition("struct WaitReport {")[2].partition("};")[0]
     assert len(re.findall(r"^  u?int32_t \w+;", report, re.M)) == handles._REPORT_WORDS

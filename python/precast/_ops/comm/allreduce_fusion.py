@@ -266,6 +266,7 @@ _ALLREDUCE = Export(
     kinds=_BLOCK,
     key="world, input.get_device()",
     function="allreduce_fusion",
+    traced=False,
 )
 _ALLREDUCE_NORM = Export(
     "allreduce_fusion",
@@ -279,6 +280,7 @@ _ALLREDUCE_NORM = Export(
     kinds=_BLOCK,
     key="world, input.get_device()",
     function="allreduce_fusion",
+    traced=False,
 )
 
 
@@ -332,9 +334,12 @@ def create_allreduce_fusion_workspace(
     group : torch.distributed.ProcessGroup, optional
         The ranks. Default: those of ``comm_backend`` if it is a :class:`TorchDistBackend`,
         otherwise all processes.
-    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert, add_residual, \
-    write_residual_output, apply_rms_norm, output_dtype, dynamic_fp8, write_norm_output, config
-        Of ``"mnnvl-cutedsl"``; refused.
+    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert : optional
+        Of ``"mnnvl-cutedsl"``; refused, as are the next ones.
+    add_residual, write_residual_output, apply_rms_norm, output_dtype : optional
+        As above.
+    dynamic_fp8, write_norm_output, config : optional
+        As above.
 
     Returns
     -------
@@ -489,6 +494,8 @@ def allreduce_fusion(
         Shape and dtype of ``input``, contiguous; the same on all ranks.
     rms_gamma : torch.Tensor, optional
         ``[hidden_dim]``, dtype of ``input``.
+    rms_eps : float
+        Added to the mean square; at least 0.
     scale_factor : torch.Tensor or float, optional
         The given scale, what a consumer multiplies ``quant_out`` by: one float32 number on the GPU,
         which is read there. A float becomes one.
@@ -501,10 +508,16 @@ def allreduce_fusion(
         Columns that share a scale: 16, 32, 64 or 128.
     weight_bias : float
         1 for the RMSNorm of Gemma.
-    layout_code, moe_reduction_device_num_experts, moe_reduction_scale_input, \
-    moe_reduction_active_experts_token_input, moe_reduction_token_input, \
-    expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output, moe_finalize_backend
-        Of patterns that are not there.
+    layout_code : int, optional
+        Of FP4 output, which is not there.
+    moe_reduction_device_num_experts, moe_reduction_scale_input : optional
+        Of patterns with a mixture of experts, which are not there, as are the next ones.
+    moe_reduction_active_experts_token_input, moe_reduction_token_input : optional
+        As above.
+    expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output : optional
+        As above.
+    moe_finalize_backend : str
+        As above.
 
     Returns
     -------

@@ -8,10 +8,12 @@ row of a table on the device.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.declaration import Kind
 from precast._op.export import Export, launches
 from precast._op.mode import is_reference
 from precast._ops.comm import handles as _handles
@@ -21,7 +23,7 @@ from precast._ops.comm.cuda_ipc import (
     export_allocation,
     open_allocation,
 )
-from precast._ops.comm.handles import META_BYTES, VECTOR, WORLDS, Handle, bytes_behind
+from precast._ops.comm.handles import MAX_WORLD, META_BYTES, VECTOR, WORLDS, Handle, bytes_behind
 from precast._ops.comm.host_all_reduce import reduce_on_host
 from precast.api_logging import precast_api
 
@@ -371,6 +373,25 @@ def _launch(handle: Handle, function: Callable[..., None], *args: Any) -> None:
         raise RuntimeError(f"vllm_all_reduce: {reason}") from error
 
 
+def _reduce(inp: torch.Tensor, out: torch.Tensor, inputs: int, block: torch.Tensor) -> None:
+    """What the kernel does with these arguments, over memory of the host."""
+    rank, world, *_ = block.tolist()
+    signals = block.tolist()[-MAX_WORLD:][:world]
+    addresses = (ctypes.c_int64 * world).from_address(inputs)
+    out.copy_(reduce_on_host(signals, rank, [*addresses], inp, out.shape))
+
+
+#: The export of the modules, which gets the addresses of all ranks.
+_KERNEL = Export(
+    "custom_all_reduce",
+    "custom_all_reduce",
+    "inp:T out!:T reg_buffer:int reg_buffer_sz_bytes:int num_ctas:int inputs:int block:block",
+    write=_reduce,
+    kinds={"block": Kind("Tensor {name}")},
+    function="vllm_all_reduce",
+    traced=False,
+)
+#: The op, which finds them by the handle.
 _ALL_REDUCE = Export(
     "custom_all_reduce",
     "custom_all_reduce",

@@ -19,8 +19,8 @@ from precast._ops.comm.cuda_ipc import allocation_of
 META_BYTES = 8192
 WORLDS = (2, 4, 6, 8)
 VECTOR = 16
-_MAX_WORLD = 8  # addresses in a row
-ROW_BYTES = 8 * _MAX_WORLD
+MAX_WORLD = 8  # addresses in a row
+ROW_BYTES = 8 * MAX_WORLD
 #: Above these bytes ranks divide the work, by world size. Two ranks send as much either way.
 _ONE_SHOT_BYTES = {2: 1 << 62, 4: 512 << 10, 6: 256 << 10, 8: 256 << 10}
 _REPORT_WORDS = 8  # of WaitReport in comm/peer_memory.cuh
@@ -55,7 +55,7 @@ class Handle:
                 0 if self._report is None else int(seconds * 1e9),
                 0 if self._report is None else self._report.data_ptr(),
                 *signals,
-                *[0] * (_MAX_WORLD - self.world),
+                *[0] * (MAX_WORLD - self.world),
             ],
             dtype=torch.int64,
         )
@@ -80,7 +80,7 @@ class Handle:
 
     def fill_row(self, index: int, addresses: Sequence[int]) -> None:
         """Write the addresses of a buffer to the table."""
-        row = torch.tensor([*addresses, *[0] * (_MAX_WORLD - self.world)], dtype=torch.int64)
+        row = torch.tensor([*addresses, *[0] * (MAX_WORLD - self.world)], dtype=torch.int64)
         self._table[index * ROW_BYTES : (index + 1) * ROW_BYTES].copy_(row.view(torch.uint8))
 
     def explain_failure(self) -> str | None:
