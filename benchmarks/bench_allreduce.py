@@ -16,6 +16,7 @@ MB to a peer in both directions at once.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -112,55 +113,54 @@ def rotated(shape: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape, device="cuda").bfloat16() for _ in range(count)]
 
 
-def flashinfer_calls(
-    xs: list[torch.Tensor], ys: list[torch.Tensor], rs: list[torch.Tensor], weight: Any, world: int
-) -> Iterator[tuple[str, Call]]:
-    """FlashInfer's kernels, if they are installed."""
+@functools.cache
+def flashinfer_workspace() -> tuple[Any, Any]:
+    """FlashInfer's module and a workspace of its own; None if it is not installed."""
     try:
+        import flashinfer
         import flashinfer.comm as other
-    except ImportError:
-        return
-    if getattr(other, "__precast__", None) or "precast" in str(getattr(other, "__file__", "")):
-        return
-    try:
+
+        if getattr(flashinfer, "__precast__", None):
+            return None, None
         workspace = other.create_allreduce_fusion_workspace(
             backend="trtllm",
-            world_size=world,
+            world_size=dist.get_world_size(),
             rank=dist.get_rank(),
             max_token_num=2048,
             hidden_dim=8192,
             dtype=torch.bfloat16,
         )
-    except Exception as problem:
-        print(f"without flashinfer: {problem}", file=sys.stderr, flush=True)
-        return
-    common = {"launch_with_pdl": True, "trigger_completion_at_end": False, "fp32_acc": True}
-    if weight is None:
-        yield (
-            "flashinfer",
-            lambda i: other.allreduce_fusion(
-                input=xs[i % len(xs)],
-                workspace=workspace,
-                pattern=0,
-                output=ys[i % len(xs)],
-                **common,
-            ),
+    except Exception as problem:  # A library may raise any exception.
+        why = f"{type(problem).__name__}: {problem}".splitlines()[0]
+        print(f"without flashinfer: {why}", file=sys.stderr, flush=True)
+        return None, None
+    return other, workspace
+
+
+def flashinfer_calls(
+    xs: list[torch.Tensor], ys: list[torch.Tensor], rs: list[torch.Tensor], weight: Any
+) -> dict[str, Call]:
+    """FlashInfer's kernels, if they are installed; without a weight the all-reduce alone."""
+    other, workspace = flashinfer_workspace()
+    if other is None:
+        return {}
+
+    def call(i: int) -> None:
+        k = i % len(xs)
+        given = {"pattern": 0, "output": ys[k]}
+        if weight is not None:
+            given = {"pattern": 1, "residual_in": rs[k], "residual_out": rs[k], "norm_out": ys[k]}
+            given |= {"rms_gamma": weight, "rms_eps": EPS}
+        other.allreduce_fusion(
+            input=xs[k],
+            workspace=workspace,
+            launch_with_pdl=True,
+            trigger_completion_at_end=False,
+            fp32_acc=True,
+            **given,
         )
-    else:
-        yield (
-            "flashinfer",
-            lambda i: other.allreduce_fusion(
-                input=xs[i % len(xs)],
-                workspace=workspace,
-                pattern=1,
-                residual_in=rs[i % len(xs)],
-                residual_out=rs[i % len(xs)],
-                norm_out=ys[i % len(xs)],
-                rms_gamma=weight,
-                rms_eps=EPS,
-                **common,
-            ),
-        )
+
+    return {"flashinfer": call}
 
 
 def plain_rows(workspace: Any, world: int, rate: float) -> Iterator[tuple[str, dict[str, float]]]:
@@ -187,7 +187,7 @@ def plain_rows(workspace: Any, world: int, rate: float) -> Iterator[tuple[str, d
             "torch_two_shot": lambda i: torch.ops.symm_mem.two_shot_all_reduce_(
                 shared, "sum", group
             ),
-            **dict(flashinfer_calls(xs, ys, [], None, world)),
+            **flashinfer_calls(xs, ys, [], None),
         }
 
     for kib in KIB:
@@ -238,7 +238,7 @@ def fused_rows(workspace: Any, world: int) -> Iterator[tuple[str, dict[str, floa
             "all_reduce_alone": plain,
             "precast_separate": separate,
             "nccl_and_norm": nccl,
-            **dict(flashinfer_calls(xs, ys, rs, weight, world)),
+            **flashinfer_calls(xs, ys, rs, weight),
         }
 
     for shape in FUSED:

@@ -33,7 +33,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 def gathered(x: torch.Tensor) -> list[torch.Tensor]:
     """A tensor of each rank."""
-    sent = x.contiguous().view(torch.uint8)
+    # A copy: one column at another stride counts as contiguous, and has no bytes side by side.
+    sent = x.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     parts = [torch.empty_like(sent) for _ in range(WORLD)]
     dist.all_gather(parts, sent)
     return [part.view(x.dtype).view(x.shape) for part in parts]

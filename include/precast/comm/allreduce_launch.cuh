@@ -26,14 +26,15 @@ constexpr int kMaxRowVecs = 2 * kMaxRowThreads;
 
 inline int ceil_div(int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); }
 
-// Why these numbers: two phases send 2 / world of the bytes of one phase, and wait once more, which
-// takes as long as 0.6 MB at 400 GB/s. Computed for that bandwidth, and measured for two GPUs only.
+// Why these numbers: two phases send 2 / world of the bytes of one phase, and wait once more. For
+// two GPUs one phase sends no more. For four, measured: 64 KiB take 2.8 us in one phase and 3.6 in
+// two, 256 KiB 4.6 and 4.3 (H200). For eight, the same costs computed.
 inline bool is_one_shot(int world, int64_t bytes, const AllReduceOptions& options) {
   if (options.strategy != AllReduceStrategy::automatic) {
     return options.strategy == AllReduceStrategy::one_shot;
   }
   if (options.one_shot_bytes >= 0) return bytes <= options.one_shot_bytes;
-  return world == 2 || bytes <= (world == 4 ? 384 << 10 : 128 << 10);
+  return world == 2 || bytes <= (world == 4 ? 128 << 10 : 64 << 10);
 }
 
 // Limits a grid to half of a GPU.
@@ -47,38 +48,44 @@ inline cudaError_t limit_ctas(const CtaLimits& limits, AllReduceTuning* cut) {
   return status;
 }
 
-// Sets what the caller left open for rows of any length.
+// Sets what the caller left open for rows of any length. Why: a multiprocessor sends few vectors
+// the faster, the fewer it has of them. Two vectors a thread pay off where the link is the limit:
+// 32 MiB take 98 us with 256 threads of two vectors, 101 us with 512 of one; 1 MiB 5.8 and 5.2 (two
+// H200).
 inline cudaError_t tune_plain(int64_t vecs, int world, bool two_shot, bool aligned,
                               AllReduceTuning* cut) {
   const int most = allreduce_limits(world, false, 1, two_shot, aligned).threads;
-  if (cut->threads == 0) cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 ? 256 : most;
+  const bool is_large = vecs > (two_shot ? 1 << 16 : 1 << 18);
+  if (cut->threads == 0) {
+    cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 || is_large ? 256 : most;
+  }
   if (cut->threads > most) cut->threads = most;
-  if (cut->vecs == 0) cut->vecs = 1;
+  if (cut->vecs == 0) cut->vecs = is_large ? 2 : 1;
   if (!aligned) cut->vecs = 2;
   cut->cluster = 1;
   return limit_ctas(allreduce_limits(world, false, cut->vecs, two_shot, aligned), cut);
 }
 
-// Sets what the caller left open for whole rows of `row_vecs` vectors. Why: a multiprocessor sends
-// few rows the faster, the less it has of them, so these go to CTAs of 128 threads with one vector
-// each, more to CTAs of 256. What is more than one wave takes one CTA a row with two vectors.
+// Sets what the caller left open for whole rows of `row_vecs` vectors. Why: one vector a thread was
+// the fastest at all sizes, in CTAs of 128 threads for few rows, larger ones for more (two and four
+// H200). Longer rows take two.
 inline cudaError_t tune_rows(int64_t rows, int row_vecs, int world, bool two_shot, bool aligned,
                              AllReduceTuning* cut) {
   const int most = allreduce_limits(world, true, 1, two_shot, aligned).threads;
   constexpr int kMaxCluster = kMaxClusterSize > 1 ? 8 : 1;
-  constexpr int kOneWave = 128 * 512;  // vectors
   const int64_t vecs = rows * row_vecs;
-  const bool few = aligned && vecs <= kOneWave;
+  if (cut->cluster > kMaxCluster) cut->cluster = kMaxCluster;
+  if (cut->vecs == 0) {
+    const int row_threads = most * (cut->cluster > 0 ? cut->cluster : kMaxCluster);
+    cut->vecs = aligned && row_vecs <= row_threads && row_vecs <= kMaxRowThreads ? 1 : 2;
+  }
+  if (!aligned) cut->vecs = 2;
   if (cut->cluster == 0) {
-    const int vecs_of_cta = !few ? 2 * most : vecs <= kOneWave / 2 ? 128 : 256;
+    const int wanted = vecs <= 1 << 15 ? 128 : vecs <= 1 << 16 ? 256 : most;
+    const int vecs_of_cta = cut->vecs * (wanted < most ? wanted : most);
     cut->cluster = 1;
     while (cut->cluster < kMaxCluster && row_vecs > vecs_of_cta * cut->cluster) cut->cluster *= 2;
   }
-  if (cut->cluster > kMaxCluster) cut->cluster = kMaxCluster;
-  if (cut->vecs == 0) {
-    cut->vecs = few && row_vecs <= most * cut->cluster && row_vecs <= kMaxRowThreads ? 1 : 2;
-  }
-  if (!aligned) cut->vecs = 2;
   cut->threads =
       (ceil_div(row_vecs, cut->vecs * cut->cluster) + kWarpSize - 1) / kWarpSize * kWarpSize;
   if (cut->threads > most || cut->threads * cut->cluster > kMaxRowThreads) {

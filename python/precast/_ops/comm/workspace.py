@@ -30,7 +30,7 @@ _MIB = 1 << 20
 #: as pays: a longer message goes in several rounds.
 _MIN_REGION, _MAX_REGION = 1 * _MIB, 64 * _MIB
 #: The largest message in one phase: ``is_one_shot`` of comm/allreduce_launch.cuh; a test compares.
-ONE_SHOT_BYTES = {2: 1 << 62, 4: 384 << 10, 8: 128 << 10}
+ONE_SHOT_BYTES = {2: 1 << 62, 4: 128 << 10, 8: 64 << 10}
 _STAGES = {
     1: "in a barrier",
     2: "for its input",
