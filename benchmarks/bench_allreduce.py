@@ -45,8 +45,8 @@ EPS = 1e-6
 Call = Callable[[int], Any]
 
 
-def time_in_graph(call: Call) -> float:
-    """Microseconds of a call; the slowest rank's."""
+def time_in_graph(call: Call, captured: Callable[[], None] = lambda: None) -> float:
+    """Microseconds of a call; the slowest rank's. ``captured`` runs after the capture."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -58,6 +58,7 @@ def time_in_graph(call: Call) -> float:
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for i in range(CALLS):
             call(i)
+    captured()
     found = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -271,21 +272,26 @@ def work(path: Path) -> None:
     dist.destroy_process_group()
 
 
-def launch(world: int) -> list[dict[str, Any]]:
-    """Run ``world`` ranks, and return the records."""
+def launch(world: int, script: Path) -> list[dict[str, Any]]:
+    """Run ``world`` ranks of a script, and return the records."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(world), str(HERE), "--worker", str(path)]
+        command += ["--nproc-per-node", str(world), str(script), "--worker", str(path)]
         subprocess.run(command, check=True)
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmark for each number of GPUs."""
+def main(
+    argv: Sequence[str] | None = None,
+    script: Path = HERE,
+    measure: Callable[[Path], None] = work,
+    description: str | None = __doc__,
+) -> None:
+    """Run the benchmark of a script for each number of GPUs."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--world", type=int, nargs="+", help="numbers of GPUs (default: 2, 4, 8)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -294,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:
-        work(options.worker)
+        measure(options.worker)
         return
     gpus = torch.cuda.device_count()
     worlds = options.world or [world for world in (2, 4, 8) if world <= gpus]
@@ -302,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"error: an all-reduce needs two GPUs or more; torch sees {gpus}")
     here = environment(options.commit, HERE.parent)
     report.print_circumstances(here)
-    records = [record for world in worlds for record in launch(world)]
+    records = [record for world in worlds for record in launch(world, script)]
     table = report.figure_table(records)
     report.print_table(table)
     if options.json:
