@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -189,7 +190,7 @@ def _plan_variable(call: dict[str, Any], cls: Any) -> None:
     mask, sizes = state._block_mask_map, []
     for tokens, like in ((q, state._block_row_sz), (k, state._block_col_sz)):
         bounds = [tokens.shape[1] * i * i // like.shape[1] ** 2 for i in range(like.shape[1] + 1)]
-        each = [end - start for start, end in zip(bounds, bounds[1:])]
+        each = [end - start for start, end in itertools.pairwise(bounds)]
         sizes.append(like.new_tensor([each] * like.shape[0]))
     chosen = torch.arange(mask.numel(), device=q.device).view(mask.shape) % 3 > 0
     wrapper = cls(parts.workspace(q))
