@@ -40,15 +40,16 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
   Storage& shared =
       *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
   launch_dependent_grids();
+  // With three consumers, ptxas spills a few registers because of it.
+  if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&params.q);
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
-    const uint32_t arrivals = Producer::arrivals(params);
-    shared.k.init(arrivals, Tile::kConsumerWarps);
-    shared.v.init(arrivals, Tile::kConsumerWarps);
-    shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
+    shared.k.init(Producer::key_arrivals(params), Tile::kConsumerWarps);
+    shared.v.init(Producer::value_arrivals(params), Tile::kConsumerWarps);
+    shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();
   }
