@@ -32,7 +32,8 @@ HEADS, KV_HEADS = 8, 2
 
 def _is_theirs(case: Case) -> bool:
     rows = max(case.q_lens) * case.group
-    return case.kind in ("paged", "ragged", "single_prefill") and rows >= sm90._FEWEST_ROWS
+    fewest = sm90.fewest_rows(case.head_dim_vo, case.kv_dtype.itemsize)
+    return case.kind in ("paged", "ragged", "single_prefill") and rows >= fewest
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -116,7 +117,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def run_ragged(batch: Batch, on_device=False, **options):
-    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="fa3")
     bounds = batch.q_bounds, batch.kv_bounds
     bounds = [x.cuda() for x in bounds] if on_device else bounds
     wrapper.plan(
@@ -159,6 +160,41 @@ def test_page_sizes_do_not_change_a_bit(head_dims, is_causal, generator):
         again, again_lse = run_paged(batch, page_size, generator, layout, causal=is_causal)
         assert torch.equal(again, out), page_size
         assert torch.equal(again_lse, lse), page_size
+
+
+#: Tiles of at most 64 rows, whose KV blocks two warpgroups share: none, one, two, and many.
+FEW = [16, 1, 0, 3, 7, 16, 2], [3000, 77, 10, 128, 129, 16, 0]
+
+
+@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_left": 100, "causal": True}])
+def test_few_rows(head_dims, options, generator):
+    batch = Batch(*FEW, generator, head_dims)
+    out, lse = run_ragged(batch, **options)
+    want, sums = batch_prefill_with_ragged_kv_cache_reference(
+        batch.q, batch.k, batch.v, batch.q_bounds, batch.kv_bounds, o_dtype=torch.float32, **options
+    )
+    torch.testing.assert_close(out.float(), want, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse, sums.float(), atol=1e-3, rtol=1e-3)
+    for page_size in (1, 5, 16, 64):
+        again, again_lse = run_paged(batch, page_size, generator, **options)
+        assert torch.equal(again, out), page_size
+        assert torch.equal(again_lse, lse), page_size
+
+
+def test_many_tiles_are_taken_by_tickets(generator):
+    """More than two for each CTA; a run leaves the plan as it was, so the next one is the same."""
+    batch = Batch([700, 16, 900] * 8, [900, 800, 900] * 8, generator, heads=(32, 8))
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    bounds = batch.q_bounds, batch.kv_bounds
+    wrapper.plan(*bounds, *batch.sizes(), causal=True, q_data_type=BF16)
+    plan = wrapper._int_workspace_buffer.clone()
+    want, _ = batch.expected(causal=True)
+    for _ in range(3):
+        out = torch.full_like(batch.q, torch.nan)
+        wrapper.run(batch.q, batch.k, batch.v, out=out)
+        torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
+        assert torch.equal(wrapper._int_workspace_buffer, plan)
 
 
 def custom_mask(batch, generator):
@@ -251,8 +287,9 @@ def test_queries_with_a_stride_of_zero_are_an_error(generator):
     assert out.eq(7.0).all()
 
 
-def test_lengths_on_the_device_change_nothing(generator):
-    batch = Batch(*LENGTHS, generator)
+@pytest.mark.parametrize("lengths", [LENGTHS, FEW], ids=["many rows", "few rows"])
+def test_lengths_on_the_device_change_nothing(lengths, generator):
+    batch = Batch(*lengths, generator)
     for mine, others in zip(run_ragged(batch), run_ragged(batch, on_device=True)):
         assert torch.equal(mine, others)
 

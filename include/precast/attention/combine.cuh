@@ -30,42 +30,56 @@ __device__ __forceinline__ uint32_t load_acquire(const int32_t* counter) {
   return value;
 }
 
-// Combines all splits of four columns of a row. `i` counts the groups of columns of the tile, row
-// by row.
-template <typename Tile, typename Q>
+// Combines all splits of kItems groups of four columns: of the groups `first`,
+// `first` + kThreads,
+// ..., of which there are `count`, row by row. Why several: each waits for
+// loads, and where a tile has few splits, a group has few of them.
+template <typename Tile, typename Q, int kItems = 1>
 __device__ __forceinline__ void combine_columns(const AttentionParams& p, const BlockInfo& block,
-                                                int i) {
+                                                int first, int count) {
   constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kBatch = Tile::kCombineBatch;
+  constexpr int kBatch = Tile::kCombineBatch / kItems;
   const int32_t num_splits = block.work.num_splits;
-  // Offsets in units of 16 bytes. Split 0 does not fit the step of the other splits.
+  // Offsets in units of 16 bytes. Split 0 does not fit the step of the other
+  // splits.
   constexpr uint32_t kPartial = kPartialFloats<Tile> / 4;
-  const uint32_t first = block.work.partial(0) * kPartial,
+  const uint32_t first_split = block.work.partial(0) * kPartial,
                  step = block.work.partial_step * kPartial;
   uint32_t next = block.work.partial(1) * kPartial - step;
-  const int row = i / kColumns, column = i % kColumns * 4;
   const PartialResult base = PartialResult::at<Tile>(p.partials);
-  const char* const base_o =
-      reinterpret_cast<const char*>(base.acc_o + PartialResult::offset<Tile>(row, column));
-  const char* const base_stats = reinterpret_cast<const char*>(base.row_stats + row);
-  CombinedColumns combined;
+  const auto row_of = [&](int item) { return (first + item * Tile::kThreads) / kColumns; };
+  const auto column_of = [&](int item) { return (first + item * Tile::kThreads) % kColumns * 4; };
+  CombinedColumns combined[kItems];
   for (int32_t begin = 0; begin < num_splits; begin += kBatch) {
-    float4 acc_o[kBatch];
-    float2 row_stats[kBatch];
+    float4 acc_o[kItems][kBatch];
+    float2 row_stats[kItems][kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const uint64_t bytes = uint64_t(begin + j == 0 ? first : next) * 16;
-      const bool exists = begin + j < num_splits;
-      acc_o[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      row_stats[j] = make_float2(negative_infinity(), 0.0f);
-      if (exists) acc_o[j] = __ldcg(reinterpret_cast<const float4*>(base_o + bytes));
-      if (exists) row_stats[j] = __ldcg(reinterpret_cast<const float2*>(base_stats + bytes));
+      const uint64_t bytes = uint64_t(begin + j == 0 ? first_split : next) * 16;
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        const bool exists = begin + j < num_splits && first + item * Tile::kThreads < count;
+        const int row = row_of(item);
+        const char* const from_o = reinterpret_cast<const char*>(
+            base.acc_o + PartialResult::offset<Tile>(row, column_of(item)));
+        const char* const from_stats = reinterpret_cast<const char*>(base.row_stats + row);
+        acc_o[item][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        row_stats[item][j] = make_float2(negative_infinity(), 0.0f);
+        if (exists) acc_o[item][j] = __ldcg(reinterpret_cast<const float4*>(from_o + bytes));
+        if (exists)
+          row_stats[item][j] = __ldcg(reinterpret_cast<const float2*>(from_stats + bytes));
+      }
       next += step;
       keep_in_register(next);
     }
-    combined.add(acc_o, row_stats);
+#pragma unroll
+    for (int item = 0; item < kItems; ++item) combined[item].add(acc_o[item], row_stats[item]);
   }
-  write_combined<Q>(p, block, row, column, combined);
+#pragma unroll
+  for (int item = 0; item < kItems; ++item) {
+    if (first + item * Tile::kThreads >= count) break;
+    write_combined<Q>(p, block, row_of(item), column_of(item), combined[item]);
+  }
 }
 
 // Combines the splits of the rows of this warp (16-row tile): every kWarps-th row, in groups of 128
@@ -218,7 +232,10 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
                                                  CombineSharedStorage& shared) {
   constexpr int kColumns = Tile::kDimV / 4;
   const uint32_t num_splits = block.work.num_splits, items = block.num_rows * kColumns;
-  constexpr uint32_t kNoChunk = ~0u / Tile::kThreads;
+  // A chunk has so many groups of columns for each thread.
+  constexpr uint32_t kMostGroups = 4;
+  const uint32_t groups = num_splits <= 2 ? kMostGroups : num_splits <= 4 ? kMostGroups / 2 : 1;
+  constexpr uint32_t kNoChunk = ~0u / (kMostGroups * Tile::kThreads);
   const auto take_chunk = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
   uint32_t chunk = kNoChunk;
   bool is_static = false;
@@ -230,14 +247,22 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
   while (true) {
     if (Tile::thread() == 0) {
       shared.broadcast = chunk;
-      // Takes the next chunk early, so that the atomic overlaps with the work on this one.
+      // Takes the next chunk early, so that the atomic overlaps with the work
+      // on this one.
       if (chunk != kNoChunk) chunk = is_static ? chunk + num_splits : take_chunk();
     }
     Tile::barrier();
-    const uint32_t i = shared.broadcast * Tile::kThreads + Tile::thread();
+    const uint32_t begin = shared.broadcast * groups * Tile::kThreads;
     Tile::barrier();
-    if (i - Tile::thread() >= items) break;
-    if (i < items) combine_columns<Tile, Q>(p, block, i);
+    if (begin >= items) break;
+    const int first = begin + Tile::thread();
+    if (groups == kMostGroups) {
+      combine_columns<Tile, Q, kMostGroups>(p, block, first, items);
+    } else if (groups > 1) {
+      combine_columns<Tile, Q, kMostGroups / 2>(p, block, first, items);
+    } else {
+      combine_columns<Tile, Q>(p, block, first, items);
+    }
   }
   if (Tile::thread() == 0 && atomic_add_acq_rel(counters, kLeft) / kLeft == num_splits - 1) {
     counters[0] = 0;
@@ -247,12 +272,12 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
 
 // Combines the splits of a tile once all are written, and resets its split counters. All threads of
 // the CTA must call it after the CTA has written its split. `is_last_work`: the CTA has no more
-// work. `scratch`: of combine_rows().
+// work. `scratch` and its bytes: of combine_rows().
 template <typename Tile, typename Q>
 __device__ __noinline__ void combine_splits(const AttentionParams& p, const BlockInfo& block,
                                             int32_t* counters, bool is_last_work,
-                                            CombineSharedStorage& shared, uint32_t scratch,
-                                            int scratch_bytes) {
+                                            CombineSharedStorage& shared, uint32_t scratch = 0,
+                                            int scratch_bytes = 0) {
   const uint32_t num_splits = block.work.num_splits;
   Tile::barrier();
   if constexpr (!Tile::kWarpsSplitKv) {
@@ -270,8 +295,9 @@ __device__ __noinline__ void combine_splits(const AttentionParams& p, const Bloc
   if constexpr (Tile::kWarpsSplitKv) {
     combine_rows<Tile, Q>(p, block, scratch, scratch_bytes);
   } else {
-    for (int i = Tile::thread(); i < block.num_rows * (Tile::kDimV / 4); i += Tile::kThreads) {
-      combine_columns<Tile, Q>(p, block, i);
+    const int items = block.num_rows * (Tile::kDimV / 4);
+    for (int i = Tile::thread(); i < items; i += Tile::kThreads) {
+      combine_columns<Tile, Q>(p, block, i, items);
     }
   }
 }

@@ -56,8 +56,9 @@ struct alignas(16) PlanHeader {
   int32_t total_cost[2];    // low word, high word
   int32_t swizzle_size;     // static: entries of which all heads are taken one after another
   int32_t num_swizzled;     // static: entries that belong to such a block
-  int32_t unused[2];
-  PackedShape shape;  // the shape that the plan was made for
+  int32_t next_ticket;      // static: entries that TileScheduler::take_work() has given out; 0
+  int32_t unused;           // when no kernel runs
+  PackedShape shape;        // the shape that the plan was made for
 };
 constexpr int kHeaderInts = 24;
 static_assert(sizeof(PlanHeader) == 4 * kHeaderInts, "kHeaderInts");

@@ -218,18 +218,45 @@ class TileScheduler {
     return is_static_ ? get_work_of_round(round_++, work) : get_next_stream_k(work);
   }
 
+#if defined(__CUDACC__)
+  // The same by tickets: in static_persistent mode, behind the first rounds, a CTA takes the next
+  // entry that no other has taken. CTAs whose tiles take longer than their cost, because of clocks
+  // or of L2, take fewer. Why not from the start: the entries of the first two rounds make equal
+  // sums. All CTAs of a launch must use it, until it returns false.
+  __device__ bool take_work(WorkTile& work) {
+    constexpr int32_t kFirstRounds = 2;
+    if (!is_static_ || round_ < kFirstRounds) return get_next_work(work);
+    const int64_t tickets =
+        int64_t(header_->num_entries) * params_.shape.heads - kFirstRounds * params_.shape.ctas;
+    if (tickets <= 0) return false;
+    int32_t* const next = &reinterpret_cast<PlanHeader*>(params_.plan)->next_ticket;
+    const int32_t ticket = atomicAdd(next, 1);
+    if (ticket < tickets) return get_item(kFirstRounds * params_.shape.ctas + ticket, work);
+    // Each CTA takes one ticket too many. The last of them leaves the plan as it was.
+    if (ticket == tickets + params_.shape.ctas - 1) *next = 0;
+    return false;
+  }
+#endif
+
   // Whether the mode is static_persistent, in which work can be found in any order.
   PRECAST_HOST_DEVICE bool is_static() const { return is_static_; }
 
   // The work that get_next_work() gives after `round` others. Returns false past the end.
   PRECAST_HOST_DEVICE bool get_work_of_round(int32_t round, WorkTile& work) const {
-    const int32_t ctas = params_.shape.ctas, heads = params_.shape.heads;
+    const int32_t ctas = params_.shape.ctas;
     // Every second round reverses the order of the CTAs, and every two rounds shift it by an eighth
     // of them. Why: the entries are sorted, so the CTA with the longest entry of a round gets the
     // shortest of the next one, and the middle of a round becomes the end of a later one.
     const int32_t shifted = cta_ + round / 2 * (ctas / 8);
     const int32_t place = shifted - quotient(shifted, ctas) * ctas;
-    const int32_t item = round * ctas + (round % 2 == 0 ? place : ctas - 1 - place);
+    return get_item(round * ctas + (round % 2 == 0 ? place : ctas - 1 - place), work);
+  }
+
+ private:
+  // An entry for one head. Items are counted in the order in which CTAs take them. Returns false
+  // past the end.
+  PRECAST_HOST_DEVICE bool get_item(int32_t item, WorkTile& work) const {
+    const int32_t heads = params_.shape.heads;
     if (item >= header_->num_entries * heads) return false;
     const int32_t swizzle = header_->swizzle_size, num_swizzled = header_->num_swizzled;
     int32_t entry_idx;
@@ -266,7 +293,6 @@ class TileScheduler {
     return true;
   }
 
- private:
   PRECAST_HOST_DEVICE const PlannedRequest& planned_request(int32_t planned_idx) const {
     return reinterpret_cast<const PlannedRequest*>(params_.plan + layout_.requests)[planned_idx];
   }

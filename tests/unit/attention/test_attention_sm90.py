@@ -77,9 +77,16 @@ def test_keys_of_8_bits_have_tiles_of_two_warpgroups_and_pages_of_any_size():
 
 
 def test_short_requests_are_for_smaller_tiles():
-    assert not sm90.suits((BF16, BF16), SHAPE, 16, CPU)  # 64 packed rows
-    assert sm90.suits((BF16, BF16), SHAPE, 17, CPU)
+    assert not sm90.suits((BF16, BF16), SHAPE, 4, CPU)  # 16 packed rows
+    assert sm90.suits((BF16, BF16), SHAPE, 5, CPU)
     assert sm90.runs((BF16, BF16), SHAPE, CPU)
+    for dtypes, others in (
+        ((BF16, E4M3), {"kv_bytes": 1}),
+        ((BF16, BF16), {"head_dim_qk": 256, "head_dim_vo": 256}),
+    ):
+        shape = SHAPE._replace(**others)
+        assert not sm90.suits(dtypes, shape, 16, CPU)
+        assert sm90.suits(dtypes, shape, 17, CPU)
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 20, 24])

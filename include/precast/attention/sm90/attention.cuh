@@ -40,6 +40,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
   Storage& shared =
       *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
   launch_dependent_grids();
+  // With three consumers, ptxas spills a few registers because of it.
+  if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&params.q);
     prefetch_tensor_map(&params.k);
@@ -48,7 +50,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     const uint32_t arrivals = Producer::arrivals(params);
     shared.k.init(arrivals, Tile::kConsumerWarps);
     shared.v.init(arrivals, Tile::kConsumerWarps);
-    shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
+    shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();
   }

@@ -51,6 +51,7 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
 
   // The arrivals that fill a stage of K or V.
   static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams&) { return 64; }
+  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) { return 4; }
 
   __device__ __forceinline__ void run(int warp) {
     if (warp < 2) {

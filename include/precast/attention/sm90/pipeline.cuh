@@ -54,7 +54,9 @@ struct WorkSlot {
   bool is_valid;
 };
 
-constexpr int kWorkSlots = 4;
+// The tile in work and the next one. Why not more: a CTA should not take tickets long before it can
+// use them.
+constexpr int kWorkSlots = 2;
 
 template <typename Tile>
 struct Sm90SharedStorage {
@@ -66,6 +68,7 @@ struct Sm90SharedStorage {
   // A TileScheduler. Why not in registers: a producer has few of them.
   alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
   CombineSharedStorage combine;
+  float2 row_stats[64];  // row_max and row_sum of the second consumer, of tiles of few rows
 };
 
 // Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes.

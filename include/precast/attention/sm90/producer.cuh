@@ -4,10 +4,29 @@
 #pragma once
 
 #include "precast/attention/sm90/pipeline.cuh"
+#include "precast/core/vec.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
+
+// Brings what this CTA reads first of a plan to L2, where the previous grid may still be writing
+// it. One warp calls it, before wait_on_dependent_grids(). All CTAs together bring the first
+// requests and entries.
+__device__ __forceinline__ void prefetch_plan(const TileSchedulerParams& params) {
+  constexpr int kLineInts = 32;
+  const int32_t cta = blockIdx.x, batch = params.shape.batch, line = cta * kLineInts;
+  const PlanLayout layout(batch, params.shape.ctas);
+  const int lane = threadIdx.x % 32;
+  const auto prefetch = [&](int of_lane, int64_t place) {
+    if (lane == of_lane) prefetch_to_l2(params.plan + place);
+  };
+  prefetch(0, 0);
+  prefetch(1, layout.starts + int64_t(cta) * kStartInts);
+  prefetch(2, layout.starts + int64_t(cta + 2) * kStartInts - 1);
+  if (line < batch * kRequestInts) prefetch(3, layout.requests + line);
+  if (line < batch * kEntryInts) prefetch(4, layout.entries + line);
+}
 
 template <typename Tile>
 class Sm90Producer {
@@ -119,7 +138,7 @@ class Sm90Producer {
     shared_.work.wait_empty(state, "an empty slot of work");
     WorkSlot& slot = shared_.slots[state.stage];
     slot.is_valid =
-        is_planned(p_.schedule, p_.max_partials) && scheduler().get_next_work(slot.block.work);
+        is_planned(p_.schedule, p_.max_partials) && scheduler().take_work(slot.block.work);
     if (slot.is_valid) {
       slot.block.kv_head = slot.block.work.head;
       slot.block.v_column = 0;

@@ -61,6 +61,9 @@ struct Sm90Tile {
   static constexpr int kLeastN = 64;
   // Whether consumers take turns: it costs 1 to 5 % where there are two, and gains 7 % with three.
   static constexpr bool kTakesTurns = kConsumers > 2;
+  // Whether two consumers share the rows of a tile that has at most 64. With more columns, ptxas
+  // spills some of their registers.
+  static constexpr bool kSharesRows = !kConverts && kDimV <= 128;
   static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
 

@@ -33,9 +33,11 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 #endif
 }
 
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+// Arrives `count` times.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, uint32_t count = 1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(count)
                : "memory");
 #endif
 }

@@ -170,6 +170,8 @@ class Hints(NamedTuple):
     pads: bool = False
     #: Whether the tensor of query bounds that decode makes may serve the next plan.
     keeps_qo_indptr: bool = False
+    #: Whether the tile was chosen without any number of queries, which the first run knows.
+    guesses_tile: bool = False
 
 
 class AttentionPlan(NamedTuple):

@@ -64,6 +64,8 @@ def run(
             )
         if plan.block is None:
             plan = w._packed_plan()
+        if plan.hints.guesses_tile and not torch.compiler.is_compiling() and q.dim() == 3:
+            plan = w._settle_tile(q.shape[0])
         paged = plan.shape.page_size > 0
         if not paged:
             if plan.hnd:

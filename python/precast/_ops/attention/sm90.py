@@ -21,8 +21,9 @@ _AXES = plan_document()["ops"]["attention_sm90"]["axes"]
 _TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 _DTYPES = frozenset(tuple(_TORCH[d] for d in pair) for pair in _AXES["dtype_q,dtype_kv"])
 _HEAD_DIMS = frozenset(tuple(pair) for pair in _AXES["head_dim_qk,head_dim_vo"])
-#: Requests with fewer packed rows are for smaller tiles.
-_FEWEST_ROWS = 65
+#: Requests with fewer packed rows are for the 16-row tile of a decode, or where two warpgroups do
+#: not share the rows of a tile, as ``kSharesRows`` says, for the tile of 64 rows.
+_FEWEST_ROWS, _FEWEST_UNSHARED_ROWS = 17, 65
 _MOST_GROUP = 64
 
 
@@ -57,7 +58,15 @@ def suits(
     not know how many queries a request has.
     """
     group = shape.num_qo_heads // shape.num_kv_heads
-    return (q_len is None or q_len * group >= _FEWEST_ROWS) and runs(dtypes, shape, device)
+    return runs(dtypes, shape, device) and (
+        q_len is None or q_len * group >= fewest_rows(shape.head_dim_vo, shape.kv_bytes)
+    )
+
+
+def fewest_rows(head_dim_vo: int, kv_bytes: int) -> int:
+    """Return the packed rows from which on these kernels are the faster ones."""
+    shares_rows = kv_bytes == 2 and head_dim_vo <= 128
+    return _FEWEST_ROWS if shares_rows else _FEWEST_UNSHARED_ROWS
 
 
 def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> bool:

@@ -81,6 +81,7 @@ class AttentionWrapper(PlanAttributes):
         self._pinned: torch.Tensor | None = None
         self._use_cuda_graph = use_cuda_graph
         self._fixed_batch_size = 0
+        self._latest_tokens: int | None = None  # queries of a run whose plan did not know them
         self._requested_backend = backend
         self._backend = backend
         self._jit_module = None
@@ -269,8 +270,16 @@ class AttentionWrapper(PlanAttributes):
         q_len: int | None,
         tokens: int | None = None,
     ) -> PlanShape:
-        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones."""
+        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones.
+
+        ``q_len`` is the most queries of a request, ``tokens`` those of all; None is unknown. Where
+        both are, the requests of the run before are the best guess: see :meth:`_settle_tile`.
+        """
         heads, head_dims = shape[4:6], shape[6:8]
+        if q_len is None:
+            tokens = self._latest_tokens if tokens is None else tokens
+            if tokens is not None:
+                q_len = tiles.likely_q_len(tokens, shape.batch_size, heads[0] // heads[1])
         first = self._plan.shape
         invariant = shape.disable_split_kv or shape.fixed_split_size > 0
         if self._use_cuda_graph and first.block_m:
@@ -291,6 +300,27 @@ class AttentionWrapper(PlanAttributes):
         else:
             block_m = tiles.choose(q_len, tokens, *heads, head_dims, self.device)
         return shape._replace(block_m=block_m, sm90=False)
+
+    def _settle_tile(self, tokens: int) -> AttentionPlan:
+        """Return the plan for a first run of so many queries, divided again if its tile was wrong.
+
+        A captured run keeps the tile, because the division would be part of the graph.
+        """
+        plan = self._plan._replace(hints=self._plan.hints._replace(guesses_tile=False))
+        self._plan, self._latest_tokens = plan, tokens
+        if plan.int_workspace is None or self._is_capturing():
+            return plan
+        first = plan.shape._replace(block_m=0)
+        self._plan = plan._replace(shape=first)  # Under CUDA graphs, too, this is the first tile.
+        shape = self._with_tile(plan.model, first, None, tokens)
+        self._plan = plan
+        if shape != plan.shape:
+            self._divide_again(shape)
+        return self._plan
+
+    def _is_capturing(self) -> bool:
+        """Whether what is launched now becomes part of a CUDA graph."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""

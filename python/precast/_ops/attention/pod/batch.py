@@ -38,20 +38,28 @@ class _Part(BatchPrefillWithPagedKVCacheWrapper):
 
     _name = "BatchPODWithPagedKVCacheWrapper"
 
+    #: Whether the latest run was causal, as the next one will be.
+    was_causal = True
+
     def use_mask(
         self, causal: bool, custom_mask: torch.Tensor | None, packed_mask: torch.Tensor | None
     ) -> None:
-        """Change the plan to one with this mask; its division of work holds for any."""
+        """Change the plan to one with this mask, and divide its work again if that needs it."""
         self._causal = causal
-        before = self._plan
-        if custom_mask is None and packed_mask is None:
-            if before.mask.is_used:
-                self._plan = before._replace(mask=NO_MASK, block=None)
-            return
-        given = _Masks(custom_mask, packed_mask)
-        sizes = pairs_of_requests(*before.tables[:3], before.shape.page_size)
-        mask, _ = self._mask(given, sizes)
-        self._plan = before._replace(mask=mask, block=None)
+        before, is_masked = self._plan, not (custom_mask is None and packed_mask is None)
+        if is_masked:
+            given = _Masks(custom_mask, packed_mask)
+            sizes = pairs_of_requests(*before.tables[:3], before.shape.page_size)
+            mask, _ = self._mask(given, sizes)
+            self._plan = before._replace(mask=mask, block=None)
+        elif before.mask.is_used:
+            self._plan = before._replace(mask=NO_MASK, block=None)
+        is_causal = causal and not is_masked
+        if is_causal and not before.shape.causal and not self._is_capturing():
+            # Half of the work. Not in a CUDA graph, which would divide it in each replay.
+            self._divide_again(before.shape._replace(causal=True))
+        self._widen()
+        self.was_causal = is_causal
 
 
 class _Masks:
@@ -124,8 +132,9 @@ class BatchPODWithPagedKVCacheWrapper:
                 table = {
                     theirs: getattr(given, f"{name}_{ending}") for name, theirs in _TABLES.items()
                 }
+                causal = part is self._prefill and part.was_causal
                 with of_part(words, **{name: f"{name}_{ending}" for name in _TABLES}):
-                    part.plan(**passed_on(plan, given, **table, **more))
+                    part.plan(**passed_on(plan, given, **table, **more, causal=causal))
 
     @precast_api
     @documented(PLAN)
@@ -177,7 +186,8 @@ class BatchPODWithPagedKVCacheWrapper:
         Notes
         -----
         Lengths on the device stay there: nothing is copied to the host or waited for. The mask of
-        the prefill is not known yet, so its work is divided as if every query saw all tokens.
+        the prefill is not known yet: its work is divided as for the latest run, causal at first. A
+        run with another mask divides it again.
         """
 
     begin_forward = plan
@@ -203,7 +213,11 @@ class BatchPODWithPagedKVCacheWrapper:
                     **options,
                 )
         except RAW_KINDS:
-            prefill._plan = before
+            # The workspace holds the latest division, which the next run finds in the shape.
+            shape = prefill._plan.shape
+            prefill._plan = (
+                before if shape == before.shape else before._replace(shape=shape, block=None)
+            )
             raise
         if given.return_lse:
             (out_p, lse_p), (out_d, lse_d) = of_prefill, of_decode
