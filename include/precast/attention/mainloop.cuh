@@ -148,13 +148,17 @@ class AttentionMainloop {
         if (is_valid) pipeline.start_early(0);
         wait_on_dependent_grids();
         init_scores();
-        if (!is_valid) continue;
+        if (!is_valid) {
+          __syncthreads();  // all threads know it
+          continue;
+        }
         pipeline.look_up_again();
       } else {
         if (!is_valid) return false;
         pipeline.set_next_tile(0);
       }
-      const Source now(p_);
+      Source now = source;
+      if (is_early) now = Source(p_);
       start_copies(queue, pipeline);
       const bool is_wrong = source.differ(now) | pipeline.has_looked_up_wrong();
       if (!__syncthreads_or(is_early & is_wrong)) return true;
