@@ -49,8 +49,10 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
                                                  Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K or V.
-  static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams&) { return 64; }
+  static __device__ __forceinline__ void init(const Sm90AttentionParams&,
+                                              Sm90SharedStorage<Tile>& shared) {
+    Base::init(shared, 64);
+  }
 
   __device__ __forceinline__ void run(int warp) {
     if (warp < 2) {

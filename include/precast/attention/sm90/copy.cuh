@@ -31,9 +31,9 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
                                               Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K or V.
-  static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams& params) {
-    return params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+  static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
+                                              Sm90SharedStorage<Tile>& shared) {
+    Base::init(shared, params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1);
   }
 
   __device__ __forceinline__ void run(int warp) {

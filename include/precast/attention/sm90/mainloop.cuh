@@ -41,7 +41,8 @@ class Sm90Consumer {
                                           Sm90Buffers<Tile> buffers, int consumer)
       : p_(params.p), shared_(shared), buffers_(buffers), consumer_(consumer) {
     scale_ = p_.scale * (Tile::kGeneral ? 1.0f : kLog2E);
-    if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
+    // Tiles of e4m3 take it with the heads of rows.
+    if (p_.qk_scale != nullptr && sizeof(T) > 1) scale_ *= load_scalar(p_.qk_scale);
     if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
     has_panels_ = params.kv_copy != KvCopy::atoms;
     fences_ = params.kv_copy == KvCopy::rows && !Tile::kConverts;
@@ -54,13 +55,20 @@ class Sm90Consumer {
                                      has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes);
     v_step_ = 2 * v_step >> 4;  // 16 tokens
     q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * kPanel * kPanelBytes, kAtomBytes);
-    if constexpr (Tile::kGeneral) {
+    if constexpr (Tile::kRotaryBytes > 0) {
       if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs());
       Tile::barrier();
     }
   }
 
   __device__ __forceinline__ void run() {
+    for_each_work([&](const BlockInfo& block) { process(block); });
+  }
+
+ protected:
+  // Calls process(block) for each work tile, and combines the splits of those that have some.
+  template <typename Process>
+  __device__ __forceinline__ void for_each_work(const Process& process) {
     for (PipelineState<kWorkSlots> state;;) {
       shared_.work.wait_full(state, "work of a consumer");
       const WorkSlot& slot = shared_.slots[state.stage];
@@ -78,7 +86,6 @@ class Sm90Consumer {
     }
   }
 
- private:
   // From the scores of a row, as transform_and_mask() leaves them, to logits in base 2.
   struct RowScales {
     float of[2];
@@ -86,7 +93,7 @@ class Sm90Consumer {
   __device__ __forceinline__ RowScales scales() const {
     float scale = scale_;
     if constexpr (Tile::kGeneral) scale = transform_.is_scale(p_) ? transform_.scale() : 1.0f;
-    if constexpr (Tile::kGeneral || !Tile::kConvertsQueries) return {{scale, scale}};
+    if constexpr (Tile::kGeneral || !Tile::kScalesRows) return {{scale, scale}};
     return {{scale * query_scale_[0], scale * query_scale_[1]}};
   }
 
@@ -379,7 +386,7 @@ class Sm90Consumer {
         change(half, [&](int i) -> float& { return acc_s[i / 2 * 4 + 2 * half + i % 2]; });
       }
     };
-    if constexpr (Tile::kConvertsQueries) {
+    if constexpr (Tile::kScalesRows) {
       for_rows([&](int half, const auto& score) {
 #pragma unroll
         for (int i = 0; i < kColumns / 4; ++i) score(i) *= query_scale_[half];
@@ -421,7 +428,7 @@ class Sm90Consumer {
   const int consumer_;
   float scale_;                // from scores to logits in base 2, but in general kernels
   LogitsTransform transform_;  // in general kernels
-  float query_scale_[2];       // what converted queries of this lane's rows are too small by
+  float query_scale_[2];       // what the scores of this lane's rows are too small by
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
   // Whether a KV block lies panel by panel, not atom by atom; and whether cp.async has written it.
   bool has_panels_, fences_;

@@ -20,6 +20,12 @@ class Sm90Producer {
                                           Sm90Buffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
+  // `arrivals`: those that fill a stage of K or V.
+  static __device__ __forceinline__ void init(Storage& shared, uint32_t arrivals) {
+    shared.k.init(arrivals, Tile::kConsumerWarps);
+    shared.v.init(arrivals, Tile::kConsumerWarps);
+  }
+
   // -- Work ---------------------------------------------------------------------------------------
 
   // Fills the ring, and does nothing else. One thread calls it.
@@ -39,12 +45,16 @@ class Sm90Producer {
   __device__ __forceinline__ void for_each_work_of_all(int warp, const Visit& visit) {
     const bool finds_work = warp == kWorkWarp && threadIdx.x % 32 == 0;
     if (finds_work) start_work();
-    PipelineState<Tile::kQueryStages> q;
+    uint32_t copies = 0;  // of Q; a count takes one register
     const auto find = [&](const PipelineState<kWorkSlots>& state) {
       if (finds_work) find_work(state);
     };
     for_each_work(find, [&](const BlockInfo& block) {
-      if (warp == kQueryWarp) copy_queries(block, q);
+      if (warp == kQueryWarp) {
+        PipelineState<Tile::kQueryStages> q = state_after<Tile::kQueryStages>(copies);
+        copy_queries(block, q);
+        if (block.work.kv_begin < block.work.kv_end) ++copies;
+      }
       visit(block);
     });
   }
@@ -60,11 +70,11 @@ class Sm90Producer {
       const int32_t group = static_cast<int32_t>(p_.group_size.value);
       const int32_t token = block.work.q_begin + block.first_row / group;
       const uint32_t rows = p_.schedule.shape.block_m;
-      mbarrier_arrive_expect_tx(full, rows * Tile::kDimK * 2);
+      mbarrier_arrive_expect_tx(full, rows * Tile::kQueryRowBytes);
 #pragma unroll
-      for (int panel = 0; panel < Tile::kDimK / kPanel; ++panel) {
-        copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * kPanelBytes, &params_.q, full,
-                 panel * kPanel, 0, token, block.kv_head);
+      for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
+        copy_box(buffers_.q(state.stage) + panel * Tile::kQueryPanelBytes, &params_.q, full,
+                 panel * Tile::kQueryPanel, 0, token, block.kv_head);
       }
     }
     state.advance();

@@ -18,6 +18,9 @@ class RowStatistics {
   // row_max may lag behind the true maximum by up to this: see attention/softmax.cuh.
   static constexpr float kRescaleThreshold = 8.0f;
 
+  // P of a maximum becomes 2^headroom: row_max is lower than it by that, at most kRescaleThreshold.
+  __device__ __forceinline__ explicit RowStatistics(float headroom = 0.0f) : headroom_(headroom) {}
+
   float row_max[2] = {negative_infinity(), negative_infinity()};
   float row_sum[2] = {0.0f, 0.0f};  // of this lane's columns, until finalize()
 
@@ -43,7 +46,7 @@ class RowStatistics {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float old_max = row_max[half], new_max = quad_max(block_max[half]);
-      if (new_max > old_max + kRescaleThreshold) row_max[half] = new_max;
+      if (new_max > old_max + kRescaleThreshold) row_max[half] = new_max - headroom_;
       factor_[half] = exp2_relative(old_max, row_max[half]);
       row_sum[half] *= factor_[half];
     }
@@ -82,7 +85,7 @@ class RowStatistics {
   }
 
  private:
-  float factor_[2];
+  float headroom_, factor_[2];
 };
 
 // P in fp32 as A operands of wgmma, one for 16 tokens.

@@ -50,6 +50,7 @@ struct Sm90Tile {
   static constexpr bool kConverts = sizeof(KV) == 1;
   using Element = typename MmaElement<Q, KV>::Type;
   static constexpr bool kConvertsQueries = TypeName<Q>::value != TypeName<Element>::value;
+  static constexpr bool kScalesRows = kConvertsQueries;  // scores of each row have a scale
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
@@ -78,7 +79,9 @@ struct Sm90Tile {
                     (1 + kConsumers) * kLaunchRegisters,
                 "a CTA has these registers");
 
-  static constexpr int kQueryBytes = kBlockM * kDimK * 2;
+  static constexpr int kQueryPanels = kDimK / kPanel, kQueryPanel = kPanel;  // elements
+  static constexpr int kQueryPanelBytes = kBlockM * kPanelBytes, kQueryRowBytes = kDimK * 2;
+  static constexpr int kQueryBytes = kBlockM * kQueryRowBytes;
   static constexpr int kKeyBytes = kBlockN * kDimK * 2;
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;

@@ -66,7 +66,7 @@ class ValueTransposer {
       kept[0] = bytes_of_tokens(left - token);
       kept[1] = bytes_of_tokens(left - token - 16);
     }
-#pragma unroll 4
+#pragma unroll kClears ? 1 : 2
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint32_t x[4];
       ldmatrix_x4_trans(

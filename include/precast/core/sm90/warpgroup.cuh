@@ -3,7 +3,7 @@
 // around the instructions of core/sm90/wgmma.cuh. All of it exists for sm_90a alone.
 //
 // Operands in shared memory consist of atoms: eight rows of 128 bytes, swizzled over 1024 bytes, as
-// TMA writes them. A descriptor says where the first atom lies and how far the next ones are.
+// TMA writes them, or of 64 bytes over 512. A descriptor says where the first atom lies and how far the next ones are.
 //
 // Source   PTX ISA, "Asynchronous warpgroup-level matrix instructions".
 #pragma once
@@ -19,10 +19,12 @@ constexpr int kWarpgroupSize = 128;
 // `panel_step` from 64 elements of 16 bits along the rows to the next, for an operand that is
 // longer in that direction than an atom: B with kTransposedB. Along k, an instruction reads 32 of
 // the 128 bytes of a row, so one step of k adds 32 bytes to the address, whatever the element type.
+// `row_bytes`, 128 or 64, is the width of an atom.
 PRECAST_HOST_DEVICE constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t step,
-                                                        uint32_t panel_step = 16) {
+                                                        uint32_t panel_step = 16,
+                                                        int row_bytes = 128) {
   return uint64_t(address & 0x3ffff) >> 4 | uint64_t(panel_step >> 4) << 16 |
-         uint64_t(step >> 4) << 32 | uint64_t(1) << 62;  // 1: swizzled by 128 bytes
+         uint64_t(step >> 4) << 32 | uint64_t(row_bytes == 128 ? 1 : 2) << 62;  // the swizzle
 }
 
 #if defined(__CUDACC__)

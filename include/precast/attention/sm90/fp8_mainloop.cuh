@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mainloop of attention for sm_90a whose queries, keys and values are all e4m3. For each KV
+// block of a work tile, the last one first:
+//
+//   acc_s = Q K^T                      wgmma, both operands in shared memory
+//   P = 2^(acc_s - row_max)            as e4m3; row_max is 2^-8 of the maximum, so P is up to 256
+//   acc_o += P V                       wgmma into an accumulator that is new for each block
+//
+// Why a new accumulator: tensor cores keep about 14 bits of a sum of products of 8 bits, so P V of
+// one block is added up by them, and the blocks in fp32.
+//
+// Source   Shah et al., FlashAttention-3, arXiv:2407.08608, section 3.3, for e4m3 and for the order
+//          of tokens in P and V^T; DeepSeek-V3, arXiv:2412.19437, section 3.5.2, for the addition.
+#pragma once
+
+#include "precast/attention/sm90/fp8_tile.cuh"
+#include "precast/attention/sm90/mainloop.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// P in fp32 as A operands of wgmma, one for 32 tokens, in the order of V^T
+// (attention/sm90/transpose.cuh).
+template <int kCount>
+__device__ __forceinline__ void pack_fp8_operands(const float (&p)[kCount],
+                                                  uint32_t (&operands)[kCount / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const int half = i % 2, group = i / 2 * 8;  // columns 16 group / 8 .. + 15
+    const float* const low = p + group + 2 * half;
+    const float* const high = low + 4;
+    asm("{\n.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(operands[i / 4][i % 4])
+        : "f"(low[0]), "f"(low[1]), "f"(high[0]), "f"(high[1]));
+  }
+}
+
+template <typename Tile>
+class Sm90Fp8Consumer : Sm90Consumer<Tile> {
+  using Base = Sm90Consumer<Tile>;
+  using Base::p_, Base::shared_, Base::buffers_, Base::consumer_;
+  using AccS = float[Tile::kBlockN / 2];
+  using AccO = float[Tile::kDimV / 2];
+  using OperandP = uint32_t[Tile::kBlockN / 32][4];
+  // Columns of O that are computed at once.
+  static constexpr int kColumnsO = Tile::kDimV > 128 ? 128 : Tile::kDimV;
+  using AccPv = float[kColumnsO / 2];
+
+ public:
+  __device__ __forceinline__ Sm90Fp8Consumer(const Sm90AttentionParams& params,
+                                             Sm90Fp8Storage<Tile>& shared,
+                                             Sm90Buffers<Tile> buffers, int consumer)
+      : Base(params, shared, buffers, consumer) {
+    first_place_ = buffers.q(0) >> 4;
+    has_atoms_ = params.kv_copy == KvCopy::atoms;
+  }
+
+  __device__ __forceinline__ void run() {
+    this->for_each_work([&](const BlockInfo& block) { process(block); });
+  }
+
+ private:
+  // Computes a work tile and writes its results.
+  __device__ __forceinline__ void process(const BlockInfo& block) {
+    AccO acc_o;
+#pragma unroll
+    for (float& x : acc_o) x = 0.0f;
+    RowStatistics rows(8.0f);
+    const int32_t kv_begin = block.work.kv_begin;
+    int32_t token = kv_begin + num_kv_blocks<Tile>(block.work) * Tile::kBlockN;
+    if (token > kv_begin) {
+      OperandP p;
+      token -= Tile::kBlockN;
+      shared_.q.wait_full(state_after<Tile::kQueryStages>(tiles_), "Q");
+      load_row_scales(block);
+      wait_for_keys("the first K");
+      if (block.work.kv_end - token <= Tile::kLeastN) {
+        process_last_block<Tile::kLeastN>(block, token, rows, p);
+      } else {
+        process_last_block<Tile::kBlockN>(block, token, rows, p);
+      }
+      this->begin_turns();
+      while (token > kv_begin) {
+        token -= Tile::kBlockN;
+        if constexpr (Tile::kOverlaps) {
+          process_block_beside_pv(block, token, rows, p, acc_o);
+        } else {
+          add_pv(acc_o, p);
+          wait_for_keys("K");
+          if (compute_p<Tile::kBlockN>(block, token, rows, p)) rows.rescale(acc_o);
+        }
+      }
+      this->end_turns();
+      this->release(&shared_.q.empty[tiles_ % Tile::kQueryStages]);
+      ++tiles_;
+      add_pv(acc_o, p);
+    }
+    rows.finalize();
+    if (block.work.num_splits == 1) {
+      sm90_write_output<Tile>(p_, block, rows, acc_o);
+    } else {
+      sm90_write_partial<Tile>(p_, block, rows, acc_o);
+    }
+  }
+
+  __device__ __forceinline__ void wait_for_keys(const char* name) {
+    this->wait_full(shared_.k, state_after<Tile::kStages>(blocks_), name);
+  }
+  // Those of the block whose P has been computed.
+  __device__ __forceinline__ void wait_for_values() {
+    shared_.v.wait_full(state_after<Tile::kStages>(blocks_ - 1), "V^T");
+  }
+
+  // The scales of the heads of this lane's rows.
+  __device__ __forceinline__ void load_row_scales(const BlockInfo& block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = sm90_row<Tile>(half);
+      const int32_t head = PackGqaRow(p_, block, row < block.num_rows ? row : 0).q_head;
+      this->query_scale_[half] =
+          p_.qk_scale == nullptr ? 1.0f : load_scalar(p_.qk_scale + head * p_.qk_scale_step);
+    }
+    row_scales_ = this->scales();
+  }
+
+  // P of the last KV block of a work tile, which is the first to be processed. No row sees more
+  // than the first kColumns of its columns.
+  template <int kColumns>
+  __device__ __forceinline__ void process_last_block(const BlockInfo& block, int32_t token,
+                                                     RowStatistics& rows, OperandP& p) {
+    uint32_t first_p[kColumns / 32][4];
+    compute_p<kColumns>(block, token, rows, first_p);  // acc_o is still 0
+#pragma unroll
+    for (int i = 0; i < Tile::kBlockN / 8; ++i) {
+      p[i / 4][i % 4] = i < kColumns / 8 ? first_p[i / 4 % (kColumns / 32)][i % 4] : 0u;
+    }
+  }
+
+  // P of a block. Returns whether acc_o must be rescaled.
+  template <int kColumns>
+  __device__ __forceinline__ bool compute_p(const BlockInfo& block, int32_t token,
+                                            RowStatistics& rows, uint32_t (&p)[kColumns / 32][4]) {
+    float acc_s[kColumns / 2];
+    VisibleTokens<kColumns> visible[2];
+    if constexpr (Tile::kGeneral) this->find_visible(block, token, visible);
+    wgmma_fence();
+    multiply_qk<kColumns>(acc_s);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    keep_behind_wait(acc_s);
+    this->release(&shared_.k.empty[blocks_ % Tile::kStages]);
+    ++blocks_;
+    if constexpr (Tile::kGeneral) {
+      this->transform_and_mask(block, token, visible, acc_s);
+    } else if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
+      this->template mask<kColumns>(block, token, acc_s);
+    }
+    const bool rescales = compute_exponentials(rows, acc_s);
+    pack_fp8_operands(acc_s, p);
+    return rescales;
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ bool compute_exponentials(RowStatistics& rows,
+                                                       float (&acc_s)[kCount]) const {
+    const bool rescales = rows.update_max(acc_s, row_scales_.of);
+    rows.exp_scores(acc_s, row_scales_.of);
+    return rescales;
+  }
+
+  // Adds P V of the block before, and meanwhile computes P of this one.
+  __device__ __forceinline__ void process_block_beside_pv(const BlockInfo& block, int32_t token,
+                                                          RowStatistics& rows, OperandP& p,
+                                                          AccO& acc_o) {
+    AccS acc_s;
+    AccPv acc_pv;
+    wait_for_keys("K");
+    this->take_turn();
+    wgmma_fence();
+    multiply_qk<Tile::kBlockN>(acc_s);
+    wgmma_commit_group();
+    wait_for_values();
+    wgmma_fence();
+    multiply_pv(acc_pv, p, 0);
+    wgmma_commit_group();
+    this->pass_turn();
+    wgmma_wait_group<1>();
+    keep_behind_wait(acc_s);
+    this->release(&shared_.k.empty[blocks_ % Tile::kStages]);
+    ++blocks_;
+    if (token < block.unmasked_begin || token + Tile::kBlockN > block.unmasked_end) {
+      this->template mask<Tile::kBlockN>(block, token, acc_s);
+    }
+    const bool rescales = compute_exponentials(rows, acc_s);
+    wgmma_wait_group<0>();
+    keep_behind_wait(acc_pv);
+    this->release(&shared_.v.empty[(blocks_ - 2) % Tile::kStages]);
+    add_columns(acc_o, acc_pv, 0);
+    if (rescales) rows.rescale(acc_o);
+    pack_fp8_operands(acc_s, p);
+  }
+
+  // Adds P V of a block.
+  __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p) {
+    wait_for_values();
+#pragma unroll
+    for (int column = 0; column < Tile::kDimV; column += kColumnsO) {
+      AccPv acc_pv;
+      wgmma_fence();
+      multiply_pv(acc_pv, p, column);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      keep_behind_wait(acc_pv);
+      if (column + kColumnsO == Tile::kDimV) {
+        this->release(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
+      }
+      add_columns(acc_o, acc_pv, column);
+    }
+  }
+
+  static __device__ __forceinline__ void add_columns(AccO& acc_o, const AccPv& acc_pv, int column) {
+#pragma unroll
+    for (int i = 0; i < kColumnsO / 2; ++i) {
+      acc_o[column / 2 + i] += acc_pv[i];
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const {
+    using Mma = Wgmma<e4m3, kColumns>;
+    constexpr uint32_t kAtomBytes = kAtomRows * Tile::kKeyRowBytes;
+    constexpr uint64_t kQueryLayout = wgmma_descriptor(0, kAtomBytes, 16, Tile::kKeyRowBytes);
+    constexpr uint64_t kKeyLayout =
+        wgmma_descriptor(0, kAtomRows * Tile::kDimK, 16, Tile::kKeyRowBytes);
+    const bool has_atoms = Tile::kQueryPanels > 1 && has_atoms_;
+    const uint64_t q = kQueryLayout | place(tiles_ % Tile::kQueryStages * Tile::kQueryBytes +
+                                            this->consumer_ * 64 * Tile::kKeyRowBytes);
+    const uint64_t k =
+        (has_atoms ? kKeyLayout : kQueryLayout) |
+        place(Tile::kQueryStages * Tile::kQueryBytes + blocks_ % Tile::kStages * Tile::kKeyBytes);
+    const uint32_t panel_step = has_atoms ? kAtomBytes : Tile::kBlockN * Tile::kKeyRowBytes;
+    Mma::template new_ss<false>(acc_s, q, k);
+#pragma unroll
+    for (int step = 1; step < Tile::kDimK / 32; ++step) {
+      constexpr int kSteps = Tile::kKeyRowBytes / 32;  // of a panel
+      const int panel = step / kSteps, in_panel = step % kSteps * 2;
+      Mma::template add_ss<false>(acc_s, q + panel * (Tile::kQueryPanelBytes >> 4) + in_panel,
+                                  k + panel * (panel_step >> 4) + in_panel);
+    }
+  }
+
+  // P V of kColumnsO columns from `column` on.
+  __device__ __forceinline__ void multiply_pv(AccPv& acc_pv, const OperandP& p, int column) const {
+    using Mma = Wgmma<e4m3, kColumnsO>;
+    constexpr uint64_t kLayout = wgmma_descriptor(0, kAtomRows * 128);
+    const uint64_t v =
+        kLayout | place(Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
+                        (blocks_ - 1) % Tile::kStages * Tile::kValueBytes + column * 128);
+    Mma::template new_rs<false>(acc_pv, p[0], v);
+#pragma unroll
+    for (int step = 1; step < Tile::kBlockN / 32; ++step) {
+      Mma::template add_rs<false>(acc_pv, p[step], v + step * 2);
+    }
+  }
+
+  // What a descriptor says of a place so many bytes behind the first one. Why so and not 64 bits of
+  // each operand: these are constants but for one register.
+  __device__ __forceinline__ uint32_t place(uint32_t offset) const {
+    return first_place_ + (offset >> 4);
+  }
+
+  typename Base::RowScales row_scales_;
+  uint32_t first_place_;             // units of 16 bytes
+  uint32_t tiles_ = 0, blocks_ = 0;  // whose Q has been read, and whose K
+  bool has_atoms_;
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast
