@@ -85,7 +85,7 @@ def run(
                 export = torch_ops.run_paged_sm90 if paged else torch_ops.run_ragged_sm90
         elif plan.multiplies_fp8:
             table = kernels.run_paged_sm90_fp8 if paged else kernels.run_ragged_sm90_fp8
-            export = table[plan.model.fp8_key]
+            export = table[plan.model.fp8_key or ()]
         elif plan.shape.sm90:
             table = kernels.run_paged_sm90 if paged else kernels.run_ragged_sm90
             export = table[plan.model.key]

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from precast._base.torch import torch
@@ -201,7 +202,7 @@ def _export(
     tensors: str = _TENSORS,
     scales: str = "qk_scale?:f32[.] v_scale?:f32[.]",
     torch_name: str = "",
-    **derived: Callable[..., Any],
+    derived: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Export:
     """Declare a run whose call makes its plan itself; ``derived`` are more public arguments."""
     return Export(
@@ -231,13 +232,14 @@ def _export(
 
 #: A decode has neither a mask nor a choice of one.
 single_decode = _export(
-    "single_decode_with_kv_cache", q=lambda q, packed_mask, mask_mode: q.squeeze(0)
+    "single_decode_with_kv_cache",
+    derived={"q": lambda q, packed_mask, mask_mode: q.squeeze(0)},
 )
-_PREFILL = {
+_PREFILL: dict[str, Callable[..., Any]] = {
     "causal": lambda mask_mode: mask_mode == MaskMode.CAUSAL,
     "packed_custom_mask": lambda packed_mask: packed_mask,
 }
-single_prefill = _export("single_prefill_with_kv_cache", **_PREFILL)
+single_prefill = _export("single_prefill_with_kv_cache", derived=_PREFILL)
 #: Of queries, keys and values in e4m3, on Hopper.
 single_prefill_fp8 = _export(
     "single_prefill_with_kv_cache",
@@ -246,5 +248,5 @@ single_prefill_fp8 = _export(
     "v:e4m3[kv_len,kv_heads,head_dim_vo] out!:T=f16|bf16",
     "qk_scale?:f32[qk_scales] v_scale?:f32[v_scales]",
     "single_prefill_with_kv_cache_fp8",
-    **_PREFILL,
+    _PREFILL,
 )

@@ -2,8 +2,9 @@
 """What the public functions share: scales, outputs, and dtypes that no kernel has.
 
 Kernels take queries of 16 bits and write outputs of their dtype. Queries of 8 bits are converted
-before the kernel runs, unless one for Hopper takes them as they are, and outputs of another dtype behind it, each by one more launch. The
-converted tensors lie at the end of the caller's workspace, so nothing is allocated for them.
+before the kernel runs, unless one for Hopper takes them as they are, and outputs of another dtype
+behind it, each by one more launch. The converted tensors lie at the end of the caller's workspace,
+so nothing is allocated for them.
 """
 
 from __future__ import annotations

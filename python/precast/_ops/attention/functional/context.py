@@ -8,6 +8,7 @@ al., arXiv:2309.06180 (pages).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from precast._base.rounding import saturated
@@ -43,7 +44,7 @@ from precast.api_logging import precast_api
 from precast.trace import Scalar, Tensor, Var
 
 _WORDS = Words("trtllm_batch_context_with_kv_cache", q_bounds="cum_seq_lens_q", q_len="max_q_len")
-_DERIVED = {
+_DERIVED: dict[str, Callable[..., Any]] = {
     **DERIVED,
     "bmm1_scale": lambda sm_scale, qk_scale, logits_soft_cap, is_alibi: (
         sm_scale if qk_scale is None else qk_scale
