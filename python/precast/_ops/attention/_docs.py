@@ -72,8 +72,10 @@ q_data_type, kv_data_type, o_data_type : torch.dtype or str, optional
     Of queries (float16, bfloat16, float8_e4m3fn or float8_e5m2), of keys and values (float16 or
     bfloat16 as queries, of 8 bits, or uint8 for NVFP4 in pages with a head dimension of 64, 128 or
     256; default: as queries), of outputs (float16, bfloat16 or float32; default: as queries, so it
-    must be given for queries of 8 bits). Each run converts queries of 8 bits to 16, by one more
-    launch and into a new tensor.
+    must be given for queries of 8 bits). Kernels for Hopper multiply queries, keys and values that
+    are all float8_e4m3fn, and round probabilities to it, too. Elsewhere, for short requests and
+    with ``ROPE_LLAMA``, each run converts queries of 8 bits to 16, by one more launch and into a
+    new tensor.
 non_blocking : bool
     Whether lengths on the host are copied without waiting.
 prefix_len_ptr : torch.Tensor, optional
