@@ -199,6 +199,8 @@ auto mma_kernel(bool is_new, bool a_registers) {
     if constexpr (kIsFp8 && kColumns >= 64) {
       if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
     }
+  } else if constexpr (kColumns % 64 != 0 && kColumns > 64) {
+    return kernel;  // there is A in registers alone
   } else if constexpr (kIsFp8 || kColumns <= 128) {
     kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
                     : MmaKernel<T, kColumns, false, false, kTransposedB>;
@@ -228,6 +230,10 @@ void launch_mma_of_type(const MmaCall& call) {
         return launch_mma<T, 16>(call);
       case 32:
         return launch_mma<T, 32>(call);
+      case 72:
+        return launch_mma<T, 72>(call);
+      case 136:
+        return launch_mma<T, 136>(call);
     }
   }
   switch (call.d.size(1)) {

@@ -3,41 +3,29 @@
 // block of a work tile, the last one first:
 //
 //   acc_s = Q K^T                      wgmma, both operands in shared memory
-//   P = 2^(acc_s - row_max)            as e4m3; row_max is 2^-8 of the maximum, so P is up to 256
-//   acc_o += P V                       wgmma into an accumulator that is new for each block
+//   P = 2^(acc_s - row_max)            as e4m3; attention/sm90/fp8_softmax.cuh
+//   acc_pv = P [V, 1]                  wgmma into an accumulator that is new for each block
+//   acc_o = acc_o * factor + acc_pv    and so row_sum, which is the column of ones
 //
 // Why a new accumulator: tensor cores keep about 14 bits of a sum of products of 8 bits, so P V of
-// one block is added up by them, and the blocks in fp32.
+// one block is added up by them, and the blocks in fp32. It takes no instruction more, because
+// `factor`, by which a new maximum scales what is there, is part of the addition.
+//
+// Why a column of ones: it replaces an addition for each score, of which the SM has too many, by
+// 6 % more work for the tensor cores, which wait. So row_sum is that of P as it is rounded, and a
+// row of the output is a mean of V.
 //
 // Source   Shah et al., FlashAttention-3, arXiv:2407.08608, section 3.3, for e4m3 and for the order
 //          of tokens in P and V^T; DeepSeek-V3, arXiv:2412.19437, section 3.5.2, for the addition.
 #pragma once
 
+#include "precast/attention/sm90/fp8_softmax.cuh"
 #include "precast/attention/sm90/fp8_tile.cuh"
 #include "precast/attention/sm90/mainloop.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
-
-// P in fp32 as A operands of wgmma, one for 32 tokens, in the order of V^T
-// (attention/sm90/transpose.cuh).
-template <int kCount>
-__device__ __forceinline__ void pack_fp8_operands(const float (&p)[kCount],
-                                                  uint32_t (&operands)[kCount / 16][4]) {
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    const int half = i % 2, group = i / 2 * 8;  // columns 16 group / 8 .. + 15
-    const float* const low = p + group + 2 * half;
-    const float* const high = low + 4;
-    asm("{\n.reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high};\n}"
-        : "=r"(operands[i / 4][i % 4])
-        : "f"(low[0]), "f"(low[1]), "f"(high[0]), "f"(high[1]));
-  }
-}
 
 template <typename Tile>
 class Sm90Fp8Consumer : Sm90Consumer<Tile> {
@@ -48,7 +36,6 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   using OperandP = uint32_t[Tile::kBlockN / 32][4];
   // Columns of O that are computed at once.
   static constexpr int kColumnsO = Tile::kDimV > 128 ? 128 : Tile::kDimV;
-  using AccPv = float[kColumnsO / 2];
 
  public:
   __device__ __forceinline__ Sm90Fp8Consumer(const Sm90AttentionParams& params,
@@ -57,6 +44,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       : Base(params, shared, buffers, consumer) {
     first_place_ = buffers.q(0) >> 4;
     has_atoms_ = params.kv_copy == KvCopy::atoms;
+    write_ones();
   }
 
   __device__ __forceinline__ void run() {
@@ -64,42 +52,63 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   }
 
  private:
+  // Writes the columns of ones, which are the last rows of each buffer of V^T.
+  __device__ __forceinline__ void write_ones() const {
+    constexpr int kChunks = Tile::kOnes * 128 / 16;
+    for (int i = Tile::thread(); i < Tile::kStages * kChunks; i += Tile::kThreads) {
+      const uint32_t place = buffers_.v(i / kChunks) + Tile::kDimV * 128 + i % kChunks * 16;
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(place), "r"(0x38383838)
+                   : "memory");
+    }
+    fence_shared_for_async();
+    Tile::barrier();
+  }
+
   // Computes a work tile and writes its results.
   __device__ __forceinline__ void process(const BlockInfo& block) {
     AccO acc_o;
 #pragma unroll
     for (float& x : acc_o) x = 0.0f;
-    RowStatistics rows(8.0f);
-    const int32_t kv_begin = block.work.kv_begin;
-    int32_t token = kv_begin + num_kv_blocks<Tile>(block.work) * Tile::kBlockN;
-    if (token > kv_begin) {
+    row_sum_[0] = row_sum_[1] = 0.0f;
+    Fp8Softmax softmax;
+    // Why a count and no token: it is one register, and the rest is in shared memory.
+    int left = num_kv_blocks<Tile>(block.work);
+    if (left > 0) {
       OperandP p;
-      token -= Tile::kBlockN;
+      float factor[2];
+      --left;
+      const int32_t token = block.work.kv_begin + left * Tile::kBlockN;
       shared_.q.wait_full(state_after<Tile::kQueryStages>(tiles_), "Q");
       load_row_scales(block);
       wait_for_keys("the first K");
       if (block.work.kv_end - token <= Tile::kLeastN) {
-        process_last_block<Tile::kLeastN>(block, token, rows, p);
+        process_last_block<Tile::kLeastN>(block, token, softmax, p, factor);
       } else {
-        process_last_block<Tile::kBlockN>(block, token, rows, p);
+        process_last_block<Tile::kBlockN>(block, token, softmax, p, factor);
       }
       this->begin_turns();
-      while (token > kv_begin) {
-        token -= Tile::kBlockN;
+      while (left > 0) {
+        --left;
+        const int32_t token = block.work.kv_begin + left * Tile::kBlockN;
         if constexpr (Tile::kOverlaps) {
-          process_block_beside_pv(block, token, rows, p, acc_o);
+          process_block_beside_pv(block, token, softmax, p, acc_o, factor);
         } else {
-          add_pv(acc_o, p);
+          add_pv(acc_o, p, factor);
           wait_for_keys("K");
-          if (compute_p<Tile::kBlockN>(block, token, rows, p)) rows.rescale(acc_o);
+          compute_p<Tile::kBlockN>(block, token, softmax, p, factor);
         }
       }
       this->end_turns();
       this->release(&shared_.q.empty[tiles_ % Tile::kQueryStages]);
       ++tiles_;
-      add_pv(acc_o, p);
+      add_pv(acc_o, p, factor);
     }
-    rows.finalize();
+    RowStatistics rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows.row_max[half] = softmax.row_max[half];
+      rows.row_sum[half] = row_sum_[half];
+    }
     if (block.work.num_splits == 1) {
       sm90_write_output<Tile>(p_, block, rows, acc_o);
     } else {
@@ -131,19 +140,21 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   // than the first kColumns of its columns.
   template <int kColumns>
   __device__ __forceinline__ void process_last_block(const BlockInfo& block, int32_t token,
-                                                     RowStatistics& rows, OperandP& p) {
+                                                     Fp8Softmax& softmax, OperandP& p,
+                                                     float (&factor)[2]) {
     uint32_t first_p[kColumns / 32][4];
-    compute_p<kColumns>(block, token, rows, first_p);  // acc_o is still 0
+    compute_p<kColumns>(block, token, softmax, first_p, factor);
 #pragma unroll
     for (int i = 0; i < Tile::kBlockN / 8; ++i) {
       p[i / 4][i % 4] = i < kColumns / 8 ? first_p[i / 4 % (kColumns / 32)][i % 4] : 0u;
     }
   }
 
-  // P of a block. Returns whether acc_o must be rescaled.
+  // P of a block, and what acc_o is multiplied by before P V is added.
   template <int kColumns>
-  __device__ __forceinline__ bool compute_p(const BlockInfo& block, int32_t token,
-                                            RowStatistics& rows, uint32_t (&p)[kColumns / 32][4]) {
+  __device__ __forceinline__ void compute_p(const BlockInfo& block, int32_t token,
+                                            Fp8Softmax& softmax, uint32_t (&p)[kColumns / 32][4],
+                                            float (&factor)[2]) {
     float acc_s[kColumns / 2];
     VisibleTokens<kColumns> visible[2];
     if constexpr (Tile::kGeneral) this->find_visible(block, token, visible);
@@ -159,25 +170,20 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     } else if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
       this->template mask<kColumns>(block, token, acc_s);
     }
-    const bool rescales = compute_exponentials(rows, acc_s);
+    softmax.update_max(acc_s, row_scales_.of, factor);
+    softmax.exp_scores(acc_s, row_scales_.of);
     pack_fp8_operands(acc_s, p);
-    return rescales;
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ bool compute_exponentials(RowStatistics& rows,
-                                                       float (&acc_s)[kCount]) const {
-    const bool rescales = rows.update_max(acc_s, row_scales_.of);
-    rows.exp_scores(acc_s, row_scales_.of);
-    return rescales;
   }
 
   // Adds P V of the block before, and meanwhile computes P of this one.
   __device__ __forceinline__ void process_block_beside_pv(const BlockInfo& block, int32_t token,
-                                                          RowStatistics& rows, OperandP& p,
-                                                          AccO& acc_o) {
+                                                          Fp8Softmax& softmax, OperandP& p,
+                                                          AccO& acc_o, float (&factor)[2]) {
     AccS acc_s;
-    AccPv acc_pv;
+    float acc_pv[(kColumnsO + Tile::kOnes) / 2], next_factor[2];
+    // Why here: the loads take longer than there is to do behind the wait.
+    const bool has_masks =
+        token < block.unmasked_begin || token + Tile::kBlockN > block.unmasked_end;
     wait_for_keys("K");
     this->take_turn();
     wgmma_fence();
@@ -192,40 +198,57 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     keep_behind_wait(acc_s);
     this->release(&shared_.k.empty[blocks_ % Tile::kStages]);
     ++blocks_;
-    if (token < block.unmasked_begin || token + Tile::kBlockN > block.unmasked_end) {
-      this->template mask<Tile::kBlockN>(block, token, acc_s);
-    }
-    const bool rescales = compute_exponentials(rows, acc_s);
+    if (has_masks) this->template mask<Tile::kBlockN>(block, token, acc_s);
+    softmax.update_max(acc_s, row_scales_.of, next_factor);
+    softmax.exp_scores(acc_s, row_scales_.of);
     wgmma_wait_group<0>();
     keep_behind_wait(acc_pv);
     this->release(&shared_.v.empty[(blocks_ - 2) % Tile::kStages]);
-    add_columns(acc_o, acc_pv, 0);
-    if (rescales) rows.rescale(acc_o);
+    add_columns(acc_o, acc_pv, 0, factor);
+    factor[0] = next_factor[0];
+    factor[1] = next_factor[1];
     pack_fp8_operands(acc_s, p);
   }
 
   // Adds P V of a block.
-  __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p) {
+  __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p, const float (&factor)[2]) {
     wait_for_values();
 #pragma unroll
-    for (int column = 0; column < Tile::kDimV; column += kColumnsO) {
-      AccPv acc_pv;
-      wgmma_fence();
-      multiply_pv(acc_pv, p, column);
-      wgmma_commit_group();
-      wgmma_wait_group<0>();
-      keep_behind_wait(acc_pv);
-      if (column + kColumnsO == Tile::kDimV) {
-        this->release(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
-      }
-      add_columns(acc_o, acc_pv, column);
+    for (int column = 0; column + kColumnsO < Tile::kDimV; column += kColumnsO) {
+      float acc_pv[kColumnsO / 2];
+      multiply_pv_and_wait(acc_pv, p, column);
+      add_columns(acc_o, acc_pv, column, factor);
     }
+    constexpr int kLast = Tile::kDimV - kColumnsO;
+    float acc_pv[(kColumnsO + Tile::kOnes) / 2];
+    multiply_pv_and_wait(acc_pv, p, kLast);
+    this->release(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
+    add_columns(acc_o, acc_pv, kLast, factor);
   }
 
-  static __device__ __forceinline__ void add_columns(AccO& acc_o, const AccPv& acc_pv, int column) {
+  template <int kCount>
+  __device__ __forceinline__ void multiply_pv_and_wait(float (&acc_pv)[kCount], const OperandP& p,
+                                                       int column) const {
+    wgmma_fence();
+    multiply_pv(acc_pv, p, column);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    keep_behind_wait(acc_pv);
+  }
+
+  // Adds columns of P V to acc_o, and those of ones to row_sum.
+  template <int kCount>
+  __device__ __forceinline__ void add_columns(AccO& acc_o, const float (&acc_pv)[kCount],
+                                              int column, const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < kColumnsO / 2; ++i) {
-      acc_o[column / 2 + i] += acc_pv[i];
+      acc_o[column / 2 + i] = fmaf(acc_o[column / 2 + i], factor[i / 2 % 2], acc_pv[i]);
+    }
+    if constexpr (kCount > kColumnsO / 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        row_sum_[half] = fmaf(row_sum_[half], factor[half], acc_pv[kColumnsO / 2 + 2 * half]);
+      }
     }
   }
 
@@ -253,9 +276,11 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     }
   }
 
-  // P V of kColumnsO columns from `column` on.
-  __device__ __forceinline__ void multiply_pv(AccPv& acc_pv, const OperandP& p, int column) const {
-    using Mma = Wgmma<e4m3, kColumnsO>;
+  // P V of some columns from `column` on.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_pv(float (&acc_pv)[kCount], const OperandP& p,
+                                              int column) const {
+    using Mma = Wgmma<e4m3, 2 * kCount>;
     constexpr uint64_t kLayout = wgmma_descriptor(0, kAtomRows * 128);
     const uint64_t v =
         kLayout | place(Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
@@ -273,6 +298,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     return first_place_ + (offset >> 4);
   }
 
+  float row_sum_[2];
   typename Base::RowScales row_scales_;
   uint32_t first_place_;             // units of 16 bytes
   uint32_t tiles_ = 0, blocks_ = 0;  // whose Q has been read, and whose K

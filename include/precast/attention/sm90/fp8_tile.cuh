@@ -47,13 +47,16 @@ struct Sm90Fp8Tile {
 
   static constexpr int kQueryBytes = kBlockM * kDimK;
   static constexpr int kKeyBytes = kBlockN * kDimK;
-  static constexpr int kValueBytes = kBlockN * kDimV;  // of V^T, and of V before
+  // Columns of ones beside V, as many as the tensor cores take at least.
+  static constexpr int kOnes = 8;
+  static constexpr int kValueBytes = kBlockN * (kDimV + kOnes);  // of V^T
+  static constexpr int kStagedBytes = kBlockN * kDimV;           // of V before
   static constexpr int kStages = kDimK + kDimV > 256 ? 2 : 4;
   static constexpr int kStagedStages = 2;  // of V before it is transposed
-  static constexpr int kStorageBytes = 2048;
+  static constexpr int kStorageBytes = 1024;
   static constexpr int kRotaryBytes = 0;
   static constexpr int kBytesOfOneQuery = kQueryBytes + kStages * (kKeyBytes + kValueBytes) +
-                                          kStagedStages * kValueBytes + kStorageBytes;
+                                          kStagedStages * kStagedBytes + kStorageBytes;
   static constexpr int kQueryStages = kBytesOfOneQuery + kQueryBytes <= kSmemPerCta ? 2 : 1;
   static constexpr int kSharedBytes = kBytesOfOneQuery + (kQueryStages - 1) * kQueryBytes;
   static_assert(kSharedBytes <= kSmemPerCta, "a CTA has this much shared memory");
@@ -74,7 +77,7 @@ struct Sm90Fp8Storage : Sm90SharedStorage<Tile> {
 template <typename Tile>
 __device__ __forceinline__ uint32_t staged_values(const Sm90Buffers<Tile>& buffers, int stage) {
   return buffers.base + Sm90Buffers<Tile>::kStorageOffset + Tile::kStorageBytes +
-         stage * Tile::kValueBytes;
+         stage * Tile::kStagedBytes;
 }
 
 #if !defined(__CUDACC_RTC__)

@@ -69,20 +69,20 @@ class Sm90Consumer {
   // Calls process(block) for each work tile, and combines the splits of those that have some.
   template <typename Process>
   __device__ __forceinline__ void for_each_work(const Process& process) {
-    for (PipelineState<kWorkSlots> state;;) {
+    for (uint32_t count = 0;; ++count) {
+      const PipelineState<kWorkSlots> state = state_after<kWorkSlots>(count);
       shared_.work.wait_full(state, "work of a consumer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
-      const int stage = state.stage;
-      state.advance();
       process(slot.block);
       if (slot.block.work.num_splits > 1) {
-        shared_.work.wait_full(state, "the next work of a consumer");
+        const PipelineState<kWorkSlots> next = state_after<kWorkSlots>(count + 1);
+        shared_.work.wait_full(next, "the next work of a consumer");
         combine_splits<Tile, typename Tile::Query>(
             p_, slot.block, shared_.counters + slot.block.work.counter,
-            !shared_.slots[state.stage].is_valid, shared_.combine);
+            !shared_.slots[next.stage].is_valid, shared_.combine);
       }
-      release(&shared_.work.empty[stage]);
+      release(&shared_.work.empty[count % kWorkSlots]);
     }
   }
 

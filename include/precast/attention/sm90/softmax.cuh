@@ -18,9 +18,6 @@ class RowStatistics {
   // row_max may lag behind the true maximum by up to this: see attention/softmax.cuh.
   static constexpr float kRescaleThreshold = 8.0f;
 
-  // P of a maximum becomes 2^headroom: row_max is lower than it by that, at most kRescaleThreshold.
-  __device__ __forceinline__ explicit RowStatistics(float headroom = 0.0f) : headroom_(headroom) {}
-
   float row_max[2] = {negative_infinity(), negative_infinity()};
   float row_sum[2] = {0.0f, 0.0f};  // of this lane's columns, until finalize()
 
@@ -46,7 +43,7 @@ class RowStatistics {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float old_max = row_max[half], new_max = quad_max(block_max[half]);
-      if (new_max > old_max + kRescaleThreshold) row_max[half] = new_max - headroom_;
+      if (new_max > old_max + kRescaleThreshold) row_max[half] = new_max;
       factor_[half] = exp2_relative(old_max, row_max[half]);
       row_sum[half] *= factor_[half];
     }
@@ -85,7 +82,7 @@ class RowStatistics {
   }
 
  private:
-  float headroom_, factor_[2];
+  float factor_[2];
 };
 
 // P in fp32 as A operands of wgmma, one for 16 tokens.
