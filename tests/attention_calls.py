@@ -322,7 +322,7 @@ MANY = 4096
 #: The share of outputs that may differ by twice as much.
 RARE = 1e-6
 #: Of log-sum-exps.
-LSE_TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5, E4M3: 1e-2}
+LSE_TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5, E4M3: 6e-2}
 
 
 def problem(

@@ -194,9 +194,10 @@ auto mma_kernel(bool is_new, bool a_registers) {
   constexpr bool kIsFp8 = sizeof(T) == 1;
   void (*kernel)(MmaParams) = nullptr;
   if (a_registers) {
-    if constexpr (kColumns >= 64) kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
+    if constexpr (kColumns >= 64 || (kIsFp8 && kColumns == 8))
+      kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
     if (is_new) kernel = nullptr;
-    if constexpr (kIsFp8 && kColumns >= 64) {
+    if constexpr (kIsFp8 && (kColumns >= 64 || kColumns == 8)) {
       if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
     }
   } else if constexpr (kColumns % 64 != 0 && kColumns > 64) {

@@ -365,12 +365,15 @@ def run_fp8(batch: Batch, page_size=0, generator=None, kv_layout="NHD", scales=N
 
 
 def assert_near(got, want):
-    """Probabilities are rounded to four bits, so what is summed up has an error of 2 % or so."""
+    """Probabilities are rounded to four bits, so what is summed up has an error of 2 % or so; and
+    log-sum-exps are those of rounded probabilities, which matters where there are few."""
     (out, lse), (right, sums) = got, want
     assert out.isfinite().all()
     assert (out - right).square().mean().sqrt() < 0.035 * right.square().mean().sqrt()
     torch.testing.assert_close(out.double(), right.double(), atol=0.1, rtol=0.1)
-    torch.testing.assert_close(lse.double(), sums.double(), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), sums.double(), atol=6e-2, rtol=0)
+    is_sum = sums.isfinite()
+    assert (lse - sums)[is_sum].square().mean().sqrt() < 1e-2
 
 
 @pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
@@ -491,7 +494,7 @@ def test_a_hot_key_among_many_is_found(hot, weight, generator):
     )
     out, lse = run_fp8(batch, sm_scale=sm_scale)
     torch.testing.assert_close(out.float(), want[0], atol=0.02, rtol=0.02)
-    torch.testing.assert_close(lse, want[1], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(lse, want[1], atol=2e-2, rtol=0)
 
 
 def test_a_graph_of_fp8_with_new_lengths_and_contents(generator):

@@ -19,8 +19,8 @@ _FORMS_16 = {
 _FORMS_8 = {
     ("new", "ss"): (8, 16, 32, 64, 128, 256),
     ("add", "ss"): (8, 16, 32, 64, 128, 256),
-    ("new", "rs"): (64, 72, 128, 136, 256),
-    ("add", "rs"): (64, 72, 128, 136, 256),
+    ("new", "rs"): (8, 64, 72, 128, 136, 256),
+    ("add", "rs"): (8, 64, 72, 128, 136, 256),
 }
 #: Columns of D, by the element type of A and B (its name is also that of PTX), by whether the
 #: product is added to D ("add") or D is new ("new"), and by where A is: in shared memory ("ss") or

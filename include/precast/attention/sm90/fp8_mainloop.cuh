@@ -34,16 +34,16 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   using AccS = float[Tile::kBlockN / 2];
   using AccO = float[Tile::kDimV / 2];
   using OperandP = uint32_t[Tile::kBlockN / 32][4];
-  // Columns of O that are computed at once.
+  // Columns of O that are computed at once. Where these are not all, registers are too few for the
+  // column of ones beside them.
   static constexpr int kColumnsO = Tile::kDimV > 128 ? 128 : Tile::kDimV;
 
  public:
   __device__ __forceinline__ Sm90Fp8Consumer(const Sm90AttentionParams& params,
                                              Sm90Fp8Storage<Tile>& shared,
                                              Sm90Buffers<Tile> buffers, int consumer)
-      : Base(params, shared, buffers, consumer) {
+      : Base(params, shared, buffers, consumer), params_(params) {
     first_place_ = buffers.q(0) >> 4;
-    has_atoms_ = params.kv_copy == KvCopy::atoms;
     write_ones();
   }
 
@@ -76,6 +76,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     if (left > 0) {
       OperandP p;
       float factor[2];
+      const float no_factor[2] = {1.0f, 1.0f};
       --left;
       const int32_t token = block.work.kv_begin + left * Tile::kBlockN;
       shared_.q.wait_full(state_after<Tile::kQueryStages>(tiles_), "Q");
@@ -86,22 +87,20 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       } else {
         process_last_block<Tile::kBlockN>(block, token, softmax, p, factor);
       }
-      this->begin_turns();
-      while (left > 0) {
-        --left;
-        const int32_t token = block.work.kv_begin + left * Tile::kBlockN;
-        if constexpr (Tile::kOverlaps) {
-          process_block_beside_pv(block, token, softmax, p, acc_o, factor);
-        } else {
-          add_pv(acc_o, p, factor);
+      if constexpr (Tile::kOverlaps) {
+        while (left > 0) process_block_beside_pv(block, --left, softmax, p, acc_o, factor);
+        release_queries();
+        add_pv(acc_o, p, factor);
+      } else {
+        for (;;) {
+          if (left == 0) release_queries();
+          add_pv(acc_o, p, no_factor);
+          if (left == 0) break;
+          const int32_t token = block.work.kv_begin + --left * Tile::kBlockN;
           wait_for_keys("K");
-          compute_p<Tile::kBlockN>(block, token, softmax, p, factor);
+          if (compute_p<Tile::kBlockN>(block, token, softmax, p, factor)) rescale(acc_o, factor);
         }
       }
-      this->end_turns();
-      this->release(&shared_.q.empty[tiles_ % Tile::kQueryStages]);
-      ++tiles_;
-      add_pv(acc_o, p, factor);
     }
     RowStatistics rows;
 #pragma unroll
@@ -114,6 +113,12 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     } else {
       sm90_write_partial<Tile>(p_, block, rows, acc_o);
     }
+  }
+
+  // No K of this work tile will be multiplied with its Q any more.
+  __device__ __forceinline__ void release_queries() {
+    this->release(&shared_.q.empty[tiles_ % Tile::kQueryStages]);
+    ++tiles_;
   }
 
   __device__ __forceinline__ void wait_for_keys(const char* name) {
@@ -150,9 +155,9 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     }
   }
 
-  // P of a block, and what acc_o is multiplied by before P V is added.
+  // P of a block, and what acc_o is multiplied by before P V is added; returns whether it is not 1.
   template <int kColumns>
-  __device__ __forceinline__ void compute_p(const BlockInfo& block, int32_t token,
+  __device__ __forceinline__ bool compute_p(const BlockInfo& block, int32_t token,
                                             Fp8Softmax& softmax, uint32_t (&p)[kColumns / 32][4],
                                             float (&factor)[2]) {
     float acc_s[kColumns / 2];
@@ -170,22 +175,23 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     } else if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
       this->template mask<kColumns>(block, token, acc_s);
     }
-    softmax.update_max(acc_s, row_scales_.of, factor);
+    const bool grows = softmax.update_max(acc_s, row_scales_.of, factor);
     softmax.exp_scores(acc_s, row_scales_.of);
     pack_fp8_operands(acc_s, p);
+    return grows;
   }
 
   // Adds P V of the block before, and meanwhile computes P of this one.
-  __device__ __forceinline__ void process_block_beside_pv(const BlockInfo& block, int32_t token,
+  __device__ __forceinline__ void process_block_beside_pv(const BlockInfo& block, int number,
                                                           Fp8Softmax& softmax, OperandP& p,
                                                           AccO& acc_o, float (&factor)[2]) {
+    const int32_t token = block.work.kv_begin + number * Tile::kBlockN;
     AccS acc_s;
     float acc_pv[(kColumnsO + Tile::kOnes) / 2], next_factor[2];
     // Why here: the loads take longer than there is to do behind the wait.
     const bool has_masks =
         token < block.unmasked_begin || token + Tile::kBlockN > block.unmasked_end;
     wait_for_keys("K");
-    this->take_turn();
     wgmma_fence();
     multiply_qk<Tile::kBlockN>(acc_s);
     wgmma_commit_group();
@@ -193,7 +199,6 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     wgmma_fence();
     multiply_pv(acc_pv, p, 0);
     wgmma_commit_group();
-    this->pass_turn();
     wgmma_wait_group<1>();
     keep_behind_wait(acc_s);
     this->release(&shared_.k.empty[blocks_ % Tile::kStages]);
@@ -213,17 +218,29 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   // Adds P V of a block.
   __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p, const float (&factor)[2]) {
     wait_for_values();
+    if constexpr (kColumnsO == Tile::kDimV) {
+      float acc_pv[(kColumnsO + Tile::kOnes) / 2];
+      multiply_pv_and_wait(acc_pv, p, 0);
+      add_columns(acc_o, acc_pv, 0, factor);
+    } else {
 #pragma unroll
-    for (int column = 0; column + kColumnsO < Tile::kDimV; column += kColumnsO) {
-      float acc_pv[kColumnsO / 2];
-      multiply_pv_and_wait(acc_pv, p, column);
-      add_columns(acc_o, acc_pv, column, factor);
+      for (int column = 0; column < Tile::kDimV; column += kColumnsO) {
+        float acc_pv[kColumnsO / 2];
+        multiply_pv_and_wait(acc_pv, p, column);
+        add_columns(acc_o, acc_pv, column, factor);
+      }
+      float sums[Tile::kOnes / 2];
+      multiply_pv_and_wait(sums, p, Tile::kDimV);
+      add_sums(sums, factor);
     }
-    constexpr int kLast = Tile::kDimV - kColumnsO;
-    float acc_pv[(kColumnsO + Tile::kOnes) / 2];
-    multiply_pv_and_wait(acc_pv, p, kLast);
     this->release(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
-    add_columns(acc_o, acc_pv, kLast, factor);
+  }
+
+  __device__ __forceinline__ void rescale(AccO& acc_o, const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < Tile::kDimV / 2; ++i) acc_o[i] *= factor[i / 2 % 2];
+    row_sum_[0] *= factor[0];
+    row_sum_[1] *= factor[1];
   }
 
   template <int kCount>
@@ -245,10 +262,19 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       acc_o[column / 2 + i] = fmaf(acc_o[column / 2 + i], factor[i / 2 % 2], acc_pv[i]);
     }
     if constexpr (kCount > kColumnsO / 2) {
+      float sums[Tile::kOnes / 2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        row_sum_[half] = fmaf(row_sum_[half], factor[half], acc_pv[kColumnsO / 2 + 2 * half]);
-      }
+      for (int i = 0; i < Tile::kOnes / 2; ++i) sums[i] = acc_pv[kColumnsO / 2 + i];
+      add_sums(sums, factor);
+    }
+  }
+
+  // Adds P times ones, of which a lane has two equal columns of each row.
+  __device__ __forceinline__ void add_sums(const float (&sums)[Tile::kOnes / 2],
+                                           const float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      row_sum_[half] = fmaf(row_sum_[half], factor[half], sums[2 * half]);
     }
   }
 
@@ -259,7 +285,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     constexpr uint64_t kQueryLayout = wgmma_descriptor(0, kAtomBytes, 16, Tile::kKeyRowBytes);
     constexpr uint64_t kKeyLayout =
         wgmma_descriptor(0, kAtomRows * Tile::kDimK, 16, Tile::kKeyRowBytes);
-    const bool has_atoms = Tile::kQueryPanels > 1 && has_atoms_;
+    const bool has_atoms = Tile::kQueryPanels > 1 && params_.kv_copy == KvCopy::atoms;
     const uint64_t q = kQueryLayout | place(tiles_ % Tile::kQueryStages * Tile::kQueryBytes +
                                             this->consumer_ * 64 * Tile::kKeyRowBytes);
     const uint64_t k =
@@ -298,11 +324,11 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     return first_place_ + (offset >> 4);
   }
 
+  const Sm90AttentionParams& params_;
+  uint32_t first_place_;  // units of 16 bytes
   float row_sum_[2];
   typename Base::RowScales row_scales_;
-  uint32_t first_place_;             // units of 16 bytes
   uint32_t tiles_ = 0, blocks_ = 0;  // whose Q has been read, and whose K
-  bool has_atoms_;
 };
 
 #endif  // __CUDACC__

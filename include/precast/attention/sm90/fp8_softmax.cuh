@@ -20,9 +20,10 @@ class Fp8Softmax {
   float row_max[2] = {negative_infinity(), negative_infinity()};
 
   // Updates row_max with the scores of a KV block, which times `scale` (> 0) of their row are
-  // logits in base 2. Sets what acc_o of the blocks before is multiplied by.
+  // logits in base 2. Sets what acc_o of the blocks before is multiplied by, and returns whether
+  // that differs from 1 for a row of the warp.
   template <int kCount>
-  __device__ __forceinline__ void update_max(const float (&acc_s)[kCount], const float (&scale)[2],
+  __device__ __forceinline__ bool update_max(const float (&acc_s)[kCount], const float (&scale)[2],
                                              float (&factor)[2]) {
     float block_max[2];
 #pragma unroll
@@ -37,13 +38,14 @@ class Fp8Softmax {
       factor[half] = 1.0f;
     }
     const bool grows = block_max[0] > row_max[0] + kLargest || block_max[1] > row_max[1] + kLargest;
-    if (!__any_sync(0xffffffffu, grows)) return;
+    if (!__any_sync(0xffffffffu, grows)) return false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float old_max = row_max[half], new_max = quad_max(block_max[half]);
       if (new_max > old_max + kLargest) row_max[half] = new_max - kHeadroom;
       factor[half] = exp2_relative(old_max, row_max[half]);
     }
+    return true;
   }
 
   // Turns scores into P in fp32.

@@ -33,8 +33,8 @@ struct Sm90Fp8Tile {
   static constexpr bool kOverlaps = !kGeneral && kDimV <= 128;
   static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = kGeneral ? 56 : 40;
-  static constexpr int kConsumerRegisters = kGeneral ? 224 : 232;
+  static constexpr int kProducerRegisters = kDimV > 128 ? 56 : 40;
+  static constexpr int kConsumerRegisters = kDimV > 128 ? 224 : 232;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                     (1 + kConsumers) * (65536 / kCtaThreads / 8 * 8),
                 "a CTA has these registers");
@@ -64,7 +64,12 @@ struct Sm90Fp8Tile {
   static constexpr int kThreads = kWarpgroupSize * kConsumers;
   static constexpr bool kWarpsSplitKv = false;
   static constexpr int kCombineBatch = 8;
-  static __device__ __forceinline__ int thread() { return threadIdx.x - kWarpgroupSize; }
+  // Why volatile: a row that is known from the start of the kernel to its end takes a register.
+  static __device__ __forceinline__ int thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread - kWarpgroupSize;
+  }
   static __device__ __forceinline__ void barrier() { named_barrier(1, kThreads); }
 };
 

@@ -59,6 +59,32 @@ struct Wgmma<e4m3, 8> {
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "l"(a), "l"(b));
   }
+
+  template <bool kTransposedB>
+  static __device__ __forceinline__ void new_rs(float (&d)[4], const uint32_t (&a)[4], uint64_t b) {
+    static_assert(!kTransposedB, "B of 8 bits is contiguous along k");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 "
+        "{%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, %8, p, 1, 1;\n}"
+        :
+        "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+
+  template <bool kTransposedB>
+  static __device__ __forceinline__ void add_rs(float (&d)[4], const uint32_t (&a)[4], uint64_t b) {
+    static_assert(!kTransposedB, "B of 8 bits is contiguous along k");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 "
+        "{%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, %8, p, 1, 1;\n}"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
 };
 
 template <>

@@ -150,9 +150,9 @@ def single_prefill_with_kv_cache(
     Parameters
     ----------
     q : torch.Tensor
-        ``[qo_len, num_qo_heads, head_dim_qk]``, float16, bfloat16, float8_e4m3fn or float8_e5m2,
-        on a CUDA device; stride 1 in the last dimension, any in the others. Those of 8 bits need
-        an ``o_dtype``.
+        ``[qo_len, num_qo_heads, head_dim_qk]``, float16 or bfloat16, or with an ``o_dtype``
+        float8_e4m3fn or float8_e5m2, on a CUDA device; stride 1 in the last dimension, any in the
+        others.
     k : torch.Tensor
         ``[kv_len, num_kv_heads, head_dim_qk]`` in layout ``NHD``,
         ``[num_kv_heads, kv_len, head_dim_qk]`` in ``HND``; of the dtype of ``q``, float8_e4m3fn or
