@@ -88,7 +88,11 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
         process_last_block<Tile::kBlockN>(block, token, softmax, p, factor);
       }
       if constexpr (Tile::kOverlaps) {
-        while (left > 0) process_block_beside_pv(block, --left, softmax, p, acc_o, factor);
+        Known next = {false, false, has_masks(block, left - 1)};
+        while (left > 0) {
+          --left;
+          process_block_beside_pv(block, left, softmax, p, acc_o, factor, next);
+        }
         release_queries();
         add_pv(acc_o, p, factor);
       } else {
@@ -117,12 +121,12 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
 
   // No K of this work tile will be multiplied with its Q any more.
   __device__ __forceinline__ void release_queries() {
-    this->release(&shared_.q.empty[tiles_ % Tile::kQueryStages]);
+    mbarrier_arrive_of_warp(&shared_.q.empty[tiles_ % Tile::kQueryStages]);
     ++tiles_;
   }
 
   __device__ __forceinline__ void wait_for_keys(const char* name) {
-    this->wait_full(shared_.k, state_after<Tile::kStages>(blocks_), name);
+    shared_.k.wait_full(state_after<Tile::kStages>(blocks_), name);
   }
   // Those of the block whose P has been computed.
   __device__ __forceinline__ void wait_for_values() {
@@ -168,7 +172,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     wgmma_commit_group();
     wgmma_wait_group<0>();
     keep_behind_wait(acc_s);
-    this->release(&shared_.k.empty[blocks_ % Tile::kStages]);
+    mbarrier_arrive_of_warp(&shared_.k.empty[blocks_ % Tile::kStages]);
     ++blocks_;
     if constexpr (Tile::kGeneral) {
       this->transform_and_mask(block, token, visible, acc_s);
@@ -181,34 +185,52 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     return grows;
   }
 
-  // Adds P V of the block before, and meanwhile computes P of this one.
+  // What is known of the next block early, because it takes long to find out.
+  struct Known {
+    bool has_keys, has_values;  // whether its K is there, and V^T of the block before it
+    bool has_masks;
+  };
+
+  // Whether a row of the tile masks a token of the block with this number.
+  static __device__ __forceinline__ bool has_masks(const BlockInfo& block, int number) {
+    const int32_t token = block.work.kv_begin + number * Tile::kBlockN;
+    return token < block.unmasked_begin || token + Tile::kBlockN > block.unmasked_end;
+  }
+
+  // Adds P V of the block before, and meanwhile computes P of this one. `known` becomes that of the
+  // next block.
   __device__ __forceinline__ void process_block_beside_pv(const BlockInfo& block, int number,
                                                           Fp8Softmax& softmax, OperandP& p,
-                                                          AccO& acc_o, float (&factor)[2]) {
-    const int32_t token = block.work.kv_begin + number * Tile::kBlockN;
+                                                          AccO& acc_o, float (&factor)[2],
+                                                          Known& known) {
     AccS acc_s;
     float acc_pv[(kColumnsO + Tile::kOnes) / 2], next_factor[2];
-    // Why here: the loads take longer than there is to do behind the wait.
-    const bool has_masks =
-        token < block.unmasked_begin || token + Tile::kBlockN > block.unmasked_end;
-    wait_for_keys("K");
+    if (!known.has_keys) wait_for_keys("K");
     wgmma_fence();
     multiply_qk<Tile::kBlockN>(acc_s);
     wgmma_commit_group();
-    wait_for_values();
+    if (!known.has_values) wait_for_values();
     wgmma_fence();
     multiply_pv(acc_pv, p, 0);
     wgmma_commit_group();
     wgmma_wait_group<1>();
     keep_behind_wait(acc_s);
-    this->release(&shared_.k.empty[blocks_ % Tile::kStages]);
+    mbarrier_arrive_of_warp(&shared_.k.empty[blocks_ % Tile::kStages]);
     ++blocks_;
-    if (has_masks) this->template mask<Tile::kBlockN>(block, token, acc_s);
+    if (known.has_masks) {
+      const int32_t token = block.work.kv_begin + number * Tile::kBlockN;
+      this->template mask<Tile::kBlockN>(block, token, acc_s);
+    }
     softmax.update_max(acc_s, row_scales_.of, next_factor);
     softmax.exp_scores(acc_s, row_scales_.of);
     wgmma_wait_group<0>();
     keep_behind_wait(acc_pv);
-    this->release(&shared_.v.empty[(blocks_ - 2) % Tile::kStages]);
+    mbarrier_arrive_of_warp(&shared_.v.empty[(blocks_ - 2) % Tile::kStages]);
+    const auto keys = state_after<Tile::kStages>(blocks_);
+    const auto values = state_after<Tile::kStages>(blocks_ - 1);
+    known = {mbarrier_test_parity(&shared_.k.full[keys.stage], keys.parity),
+             mbarrier_test_parity(&shared_.v.full[values.stage], values.parity),
+             has_masks(block, number - 1)};
     add_columns(acc_o, acc_pv, 0, factor);
     factor[0] = next_factor[0];
     factor[1] = next_factor[1];
@@ -233,7 +255,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       multiply_pv_and_wait(sums, p, Tile::kDimV);
       add_sums(sums, factor);
     }
-    this->release(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
+    mbarrier_arrive_of_warp(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
   }
 
   __device__ __forceinline__ void rescale(AccO& acc_o, const float (&factor)[2]) {
@@ -282,9 +304,9 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const {
     using Mma = Wgmma<e4m3, kColumns>;
     constexpr uint32_t kAtomBytes = kAtomRows * Tile::kKeyRowBytes;
-    constexpr uint64_t kQueryLayout = wgmma_descriptor(0, kAtomBytes, 16, Tile::kKeyRowBytes);
+    constexpr uint64_t kQueryLayout = wgmma_descriptor(0, kAtomBytes, 0, Tile::kKeyRowBytes);
     constexpr uint64_t kKeyLayout =
-        wgmma_descriptor(0, kAtomRows * Tile::kDimK, 16, Tile::kKeyRowBytes);
+        wgmma_descriptor(0, kAtomRows * Tile::kDimK, 0, Tile::kKeyRowBytes);
     const bool has_atoms = Tile::kQueryPanels > 1 && params_.kv_copy == KvCopy::atoms;
     const uint64_t q = kQueryLayout | place(tiles_ % Tile::kQueryStages * Tile::kQueryBytes +
                                             this->consumer_ * 64 * Tile::kKeyRowBytes);
@@ -307,7 +329,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   __device__ __forceinline__ void multiply_pv(float (&acc_pv)[kCount], const OperandP& p,
                                               int column) const {
     using Mma = Wgmma<e4m3, 2 * kCount>;
-    constexpr uint64_t kLayout = wgmma_descriptor(0, kAtomRows * 128);
+    constexpr uint64_t kLayout = wgmma_descriptor(0, kAtomRows * 128, 0);
     const uint64_t v =
         kLayout | place(Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
                         (blocks_ - 1) % Tile::kStages * Tile::kValueBytes + column * 128);

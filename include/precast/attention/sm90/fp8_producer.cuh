@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer warps of attention for sm_90a whose queries, keys and values are all e4m3. K and V
 // are copied as attention/sm90/copy.cuh says: by TMA, K by warp 0 and V by warp 1, or row by row by
-// all four. Then all four transpose V, while the copies of the next block are on their way.
+// all four. Then all four transpose V, while the copies of the next block are on their way. A K
+// that they have copied is full then, too: the fence behind the transposition is for both.
 #pragma once
 
 #include "precast/attention/sm90/fp8_tile.cuh"
@@ -28,7 +29,7 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
 
   static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
                                               Sm90Fp8Storage<Tile>& shared) {
-    shared.k.init(params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1, Tile::kConsumerWarps);
+    shared.k.init(params.kv_copy == KvCopy::rows ? 4 : 1, Tile::kConsumerWarps);
     shared.v.init(4, Tile::kConsumerWarps);
     shared.staged.init(1, 4);
   }
@@ -91,6 +92,7 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
     fence_shared_for_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
+      if (!kHasTma) mbarrier_arrive(&shared_.k.full[stage]);
       mbarrier_arrive(&shared_.v.full[stage]);
       if (kHasTma) mbarrier_arrive(&shared_.staged.empty[staged]);
     }
@@ -147,7 +149,6 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
     shared_.k.wait_empty(state_after<Tile::kStages>(number), "an empty buffer of K");
     copy_rows<Tile::kDimK, Tile::kKeyRowBytes>(p_.k, block, begin, first_row, page,
                                                buffers_.k(stage));
-    cp_async_arrive(&shared_.k.full[stage]);
     // This warp alone reads its rows of V, and has read those that were here.
     copy_rows<Tile::kDimV, Tile::kValueRowBytes>(
         p_.v, block, begin, first_row, page, staged_values(buffers_, number % Tile::kStagedStages));
