@@ -133,11 +133,14 @@ kv_cache_sf : torch.Tensor or tuple of torch.Tensor, optional
     ``head_dim // 2`` bytes a row, the first number of a byte in the lower 4 bits, 16-byte aligned;
     numbers are e2m1 times scale, and ``k_scale`` and ``v_scale`` are their factors for all.
 *args
-    ``sink`` and ``sm_scale``, if the wrapper was made for sinks by ``jit_args``; else none.
+    ``sink`` and ``sm_scale``, if the wrapper was made for sinks by ``jit_args``; for queries of 8
+    bits, of prefills, the three scales; else none.
 q_scale, k_scale : float or torch.Tensor, optional
-    Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
+    Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there. For
+    queries of 8 bits it may have one for each head, ``[num_qo_heads]`` and ``[num_kv_heads]``.
 v_scale : float or torch.Tensor, optional
-    Multiplies the output in float32, before it is rounded.
+    Multiplies the output in float32, before it is rounded. A tensor is as ``k_scale``; where
+    queries are converted, numbers of heads multiply the rounded output.
 out, lse : torch.Tensor, optional
     Where to write: ``[tokens, num_qo_heads, head_dim_vo]`` and, float32, the log-sum-exp. Default:
     new ones.
