@@ -183,19 +183,29 @@ struct WorkTile {
 class TileScheduler {
  public:
   PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta)
+      : TileScheduler(params, cta, first_start(params) + cta,
+                      reinterpret_cast<const PlanHeader*>(params.plan)->mode) {}
+
+  // The same with the mode and the starts of CTAs `cta` and `cta` + 1 from elsewhere. Why
+  // static_persistent mode reads the starts, too: so no load waits for the mode.
+  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta,
+                                    const CtaStart* starts, ScheduleMode mode)
       : params_(params), layout_(params.shape.batch, params.shape.ctas), cta_(cta) {
     header_ = reinterpret_cast<const PlanHeader*>(params.plan);
-    // Why static_persistent mode reads the starts, too: so no load waits for the mode.
-    const CtaStart* starts = reinterpret_cast<const CtaStart*>(params.plan + layout_.starts);
-    at_ = starts[cta];
-    const CtaStart end = starts[cta + 1];
+    at_ = starts[0];
+    const CtaStart end = starts[1];
     end_planned_idx_ = end.planned_idx;
     end_head_ = end.head;
     end_m_block_ = end.m_block;
     end_n_block_ = end.n_block;
     end_num_splits_ = end.num_splits;
     end_first_cta_ = end.first_cta;
-    is_static_ = header_->mode == ScheduleMode::static_persistent;
+    is_static_ = mode == ScheduleMode::static_persistent;
+  }
+
+  static PRECAST_HOST_DEVICE const CtaStart* first_start(const TileSchedulerParams& params) {
+    const PlanLayout layout(params.shape.batch, params.shape.ctas);
+    return reinterpret_cast<const CtaStart*>(params.plan + layout.starts);
   }
 
   // The split counters of the plan; WorkTile::counter is an index of them.
@@ -287,9 +297,20 @@ class TileScheduler {
     return reinterpret_cast<const PlannedRequest*>(params_.plan + layout_.requests)[planned_idx];
   }
 
+  // Why the tile before is left here and not once it is given: that may load from the plan, and the
+  // first work of a CTA must not (see AttentionMainloop::start()).
   PRECAST_HOST_DEVICE bool get_next_stream_k(WorkTile& work) {
-    const bool ends_here =
-        at_.planned_idx == end_planned_idx_ && at_.head == end_head_ && at_.m_block == end_m_block_;
+    bool ends_here = is_last_tile();
+    if (has_given_) {
+      if (ends_here) {
+        at_.n_block = end_n_block_;
+      } else {
+        at_.n_block = 0;
+        advance();
+        ends_here = is_last_tile();
+      }
+    }
+    has_given_ = false;
     if (ends_here ? at_.n_block >= end_n_block_ : is_past_end()) return false;
     const KvRange range = kv_range_of_tile(params_.shape, at_.q_len, at_.kv_len, at_.m_block);
     work.request_idx = at_.request_idx;
@@ -308,13 +329,14 @@ class TileScheduler {
     work.first_partial = 2 * first_cta + 1;
     work.partial_step = 2;
     work.partial_skip = 1;
-    if (ends_here) {
-      at_.n_block = end_n_block_;
-    } else {
-      at_.n_block = 0;
-      advance();
-    }
+    has_given_ = true;
     return true;
+  }
+
+  // Whether the next CTA starts in this tile, or after it.
+  PRECAST_HOST_DEVICE bool is_last_tile() const {
+    return at_.planned_idx == end_planned_idx_ && at_.head == end_head_ &&
+           at_.m_block == end_m_block_;
   }
 
   // Goes on to the next tile.
@@ -355,6 +377,7 @@ class TileScheduler {
   CtaStart at_;
   int32_t end_planned_idx_, end_head_, end_m_block_, end_n_block_, end_num_splits_, end_first_cta_;
   bool is_static_;
+  bool has_given_ = false;  // whether at_ is the tile that was given last
 };
 
 }  // namespace precast

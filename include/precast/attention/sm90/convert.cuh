@@ -73,13 +73,10 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
                                                  Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K, and of V.
-  static __device__ __forceinline__ uint32_t key_arrivals(const Sm90AttentionParams& params) {
-    if (Tile::kConvertsKeys) return kWarps;
-    return params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
-  }
-  static __device__ __forceinline__ uint32_t value_arrivals(const Sm90AttentionParams&) {
-    return kWarps;
+  static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
+                                              Sm90SharedStorage<Tile>& shared) {
+    const uint32_t copies = params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+    Base::init(shared, Tile::kConvertsKeys ? kWarps : copies, kWarps);
   }
   // The producer warps that read work tiles.
   static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) {

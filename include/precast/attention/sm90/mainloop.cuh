@@ -44,7 +44,8 @@ class Sm90Consumer {
                                           Sm90Buffers<Tile> buffers, int consumer)
       : p_(params.p), shared_(shared), buffers_(buffers), consumer_(consumer) {
     scale_ = p_.scale * (Tile::kGeneral ? 1.0f : kLog2E);
-    if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
+    // Tiles with scales of heads take it with the heads of rows.
+    if (p_.qk_scale != nullptr && !Tile::kScalesHeads) scale_ *= load_scalar(p_.qk_scale);
     if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
     fences_ = params.kv_copy == KvCopy::rows && !Tile::kConvertsKeys;
     has_key_panels_ = Tile::kConvertsKeys || params.kv_copy != KvCopy::atoms;
@@ -62,31 +63,37 @@ class Sm90Consumer {
         buffers.v(0), v_step,
         has_value_panels_ ? Tile::kBlockN * ValueLayout::kPanelBytes : ValueLayout::kAtomBytes,
         ValueLayout::kPanelBytes);
-    if constexpr (Tile::kGeneral) {
+    if constexpr (Tile::kRotaryBytes > 0) {
       if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs());
       Tile::barrier();
     }
   }
 
   __device__ __forceinline__ void run() {
-    for (PipelineState<kWorkSlots> state;;) {
+    for_each_work([&](const BlockInfo& block) { process(block); });
+  }
+
+ protected:
+  // Calls process(block) for each work tile, and combines the splits of those that have some.
+  template <typename Process>
+  __device__ __forceinline__ void for_each_work(const Process& process) {
+    for (uint32_t count = 0;; ++count) {
+      const PipelineState<kWorkSlots> state = state_after<kWorkSlots>(count);
       shared_.work.wait_full(state, "work of a consumer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
-      const int stage = state.stage;
-      state.advance();
       process(slot.block);
       if (slot.block.work.num_splits > 1) {
-        shared_.work.wait_full(state, "the next work of a consumer");
+        const PipelineState<kWorkSlots> next = state_after<kWorkSlots>(count + 1);
+        shared_.work.wait_full(next, "the next work of a consumer");
         combine_splits<Tile, typename Tile::Query>(
             p_, slot.block, shared_.counters + slot.block.work.counter,
-            !shared_.slots[state.stage].is_valid, shared_.combine);
+            !shared_.slots[next.stage].is_valid, shared_.combine);
       }
-      release(&shared_.work.empty[stage]);
+      release(&shared_.work.empty[count % kWorkSlots]);
     }
   }
 
- private:
   // From the scores of a row, as transform_and_mask() leaves them, to logits in base 2.
   struct RowScales {
     float of[2];
@@ -94,8 +101,7 @@ class Sm90Consumer {
   __device__ __forceinline__ RowScales scales() const {
     float scale = scale_;
     if constexpr (Tile::kGeneral) scale = transform_.is_scale(p_) ? transform_.scale() : 1.0f;
-    constexpr bool kChangesQueries = Tile::kConvertsQueries || Tile::kSplitsQueries;
-    if constexpr (Tile::kGeneral || !kChangesQueries) return {{scale, scale}};
+    if constexpr (Tile::kGeneral || !Tile::kScalesRows) return {{scale, scale}};
     return {{scale * query_scale_[0], scale * query_scale_[1]}};
   }
 
@@ -525,7 +531,7 @@ class Sm90Consumer {
         change(half, [&](int i) -> float& { return acc_s[i / 2 * 4 + 2 * half + i % 2]; });
       }
     };
-    if constexpr (Tile::kConvertsQueries) {
+    if constexpr (Tile::kScalesRows) {
       for_rows([&](int half, const auto& score) {
 #pragma unroll
         for (int i = 0; i < kColumns / 4; ++i) score(i) *= query_scale_[half];
@@ -580,7 +586,7 @@ class Sm90Consumer {
   const int consumer_;
   float scale_;                // from scores to logits in base 2, but in general kernels
   LogitsTransform transform_;  // in general kernels
-  float query_scale_[2];       // what converted queries of this lane's rows are too small by
+  float query_scale_[2];       // what the scores of this lane's rows are too small by
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
   // Whether K and V lie panel by panel, not atom by atom; and whether cp.async has written K.
   bool has_key_panels_, has_value_panels_, fences_;

@@ -34,6 +34,14 @@ struct PipelineState {
   }
 };
 
+// The state after so many advances. Why: a count takes one register, and several buffers may share
+// it.
+template <int kStages>
+__device__ __forceinline__ PipelineState<kStages> state_after(uint32_t advances) {
+  static_assert((kStages & (kStages - 1)) == 0, "a power of 2: the count may overflow");
+  return {static_cast<int>(advances % kStages), advances / kStages % 2};
+}
+
 template <int kStages>
 struct PipelineBarriers {
   using State = PipelineState<kStages>;

@@ -40,6 +40,13 @@ class Sm90Producer {
                                           Sm90Buffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
+  // The arrivals are those that fill a stage of K, and of V.
+  static __device__ __forceinline__ void init(Storage& shared, uint32_t key_arrivals,
+                                              uint32_t value_arrivals) {
+    shared.k.init(key_arrivals, Tile::kConsumerWarps);
+    shared.v.init(value_arrivals, Tile::kConsumerWarps);
+  }
+
   // -- Work ---------------------------------------------------------------------------------------
 
   // Fills the ring, and does nothing else. One thread calls it.
@@ -98,11 +105,11 @@ class Sm90Producer {
       const int32_t group = static_cast<int32_t>(p_.group_size.value);
       const int32_t token = block.work.q_begin + block.first_row / group;
       const uint32_t rows = p_.schedule.shape.block_m;
-      mbarrier_arrive_expect_tx(full, rows * Tile::kDimK * 2);
+      mbarrier_arrive_expect_tx(full, rows * Tile::kQueryRowBytes);
 #pragma unroll
       for (int panel = 0; panel < Layout::kPanels; ++panel) {
         copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * Layout::kPanelBytes, &params_.q,
-                 full, panel * Layout::kPanelBytes / 2, 0, token, block.kv_head);
+                 full, panel * Tile::kQueryPanel, 0, token, block.kv_head);
       }
     }
     ++count;

@@ -70,6 +70,7 @@ template <typename Q, typename KV, int kDimQ, int kDimO, bool kIsGeneral>
 struct Sm90Tile {
   // Query is the type of queries and outputs; Key and Value are those in which wgmma multiplies.
   using Query = Q;
+  using QueryElement = Q;  // in memory
   using Key = typename MmaElements<Q, KV, kIsGeneral>::Key;
   using Value = typename MmaElements<Q, KV, kIsGeneral>::Value;
   static constexpr bool kConverts = sizeof(KV) != sizeof(Value);  // values
@@ -77,6 +78,8 @@ struct Sm90Tile {
   static constexpr bool kSplitsQueries = sizeof(Key) == 1;
   static constexpr bool kConvertsQueries =
       !kSplitsQueries && TypeName<Q>::value != TypeName<Key>::value;
+  // Whether the scores of each row have a scale, and whether that of a run is one of heads.
+  static constexpr bool kScalesRows = kConvertsQueries || kSplitsQueries, kScalesHeads = false;
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   using QueryLayout = PanelLayout<kDimK * 2>;
@@ -110,7 +113,9 @@ struct Sm90Tile {
                     (1 + kConsumers) * kLaunchRegisters,
                 "a CTA has these registers");
 
-  static constexpr int kQueryBytes = kBlockM * kDimK * 2;
+  static constexpr int kQueryPanel = QueryLayout::kPanelBytes / 2;  // elements
+  static constexpr int kQueryRowBytes = kDimK * 2;
+  static constexpr int kQueryBytes = kBlockM * kQueryRowBytes;
   static constexpr int kKeyBytes = kBlockN * kDimK * sizeof(Key);
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;

@@ -420,5 +420,6 @@ def _model(
     dtypes_of_key = (computed,) if is_packed else (computed, kv)
     key = (*dtypes_of_key, *head_dims, device_index)
     converts_to = None if computed is q else computed
+    fp8_key = sm90.fp8_key((q, kv, computed), head_dims, device_index)
     is_like_q = o is q and head_dims[0] == head_dims[1]
-    return Model(q, kv, o, key, converts_to, o is computed, is_like_q, is_packed)
+    return Model(q, kv, o, key, converts_to, fp8_key, o is computed, is_like_q, is_packed)

@@ -13,9 +13,11 @@ from precast._op.docs import documented
 from precast._op.scalars import RAW_KINDS
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
+from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.lengths import pairs_of_requests
 from precast._ops.attention.parts import of_part, passed_on, planned_together
 from precast._ops.attention.plan import NO_MASK, Dtype
+from precast._ops.attention.pod.trace import batch_pod_trace
 from precast._ops.attention.pod.wrapper import DECODE, PREFILL
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.run import Scale
@@ -31,6 +33,67 @@ _TABLES = {
     "last_page_len": "paged_kv_last_page_len",
 }
 _RENAMED = {name: f"{name}_p" for name in ("q", "custom_mask", "packed_custom_mask")}
+
+
+def batch_pod_with_paged_kv_cache_reference(
+    q_p: torch.Tensor,
+    paged_kv_cache_p: Cache,
+    qo_indptr_p: torch.Tensor,
+    kv_indptr_p: torch.Tensor,
+    kv_indices_p: torch.Tensor,
+    last_page_len_p: torch.Tensor,
+    q_d: torch.Tensor,
+    paged_kv_cache_d: Cache,
+    qo_indptr_d: torch.Tensor,
+    kv_indptr_d: torch.Tensor,
+    kv_indices_d: torch.Tensor,
+    last_page_len_d: torch.Tensor,
+    causal_p: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    kv_layout: str = "NHD",
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """:class:`BatchPODWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, causal_p
+        As for ``run``, any device.
+    qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p : torch.Tensor
+        The batch of the prefill, as for ``plan``, and so are the other options.
+    qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d : torch.Tensor
+        The batch of the decode.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The outputs, and behind them the log-sum-exps if they are asked for.
+    """
+    out_p, lse_p = batch_prefill_with_paged_kv_cache_reference(
+        q_p,
+        paged_kv_cache_p,
+        qo_indptr_p,
+        kv_indptr_p,
+        kv_indices_p,
+        last_page_len_p,
+        kv_layout,
+        causal=causal_p,
+        window_left=window_left,
+        sm_scale=sm_scale,
+    )
+    out_d, lse_d = batch_prefill_with_paged_kv_cache_reference(
+        q_d,
+        paged_kv_cache_d,
+        qo_indptr_d,
+        kv_indptr_d,
+        kv_indices_d,
+        last_page_len_d,
+        kv_layout,
+        window_left=window_left,
+        sm_scale=sm_scale,
+    )
+    return out_p, out_d, *([lse_p, lse_d] if return_lse else [])
 
 
 class _Part(BatchPrefillWithPagedKVCacheWrapper):
@@ -101,6 +164,8 @@ class BatchPODWithPagedKVCacheWrapper:
     """
 
     _name = "BatchPODWithPagedKVCacheWrapper"
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(batch_pod_with_paged_kv_cache_reference)
 
     @precast_api
     @checked_first
@@ -224,7 +289,11 @@ class BatchPODWithPagedKVCacheWrapper:
             return (out_p, out_d), (lse_p, lse_d)
         return of_prefill, of_decode
 
-    @precast_api
+    @precast_api(
+        trace=batch_pod_trace(
+            batch_pod_with_paged_kv_cache_reference, lambda: BatchPODWithPagedKVCacheWrapper
+        )
+    )
     @documented(RUN, PAGED_RUN)
     @gathers(_run_parts)
     def run(
