@@ -24,9 +24,10 @@ pytestmark = pytest.mark.skipif(not IS_HOPPER, reason="needs compute capability 
 
 SHARDS, CASES = 20, 60
 FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))
-HEAD_DIMS = sorted(sm90._HEAD_DIMS)
-SPACE = Space(kv_dtypes=(torch.float8_e4m3fn,), head_dims=tuple(HEAD_DIMS))
-BF16 = torch.bfloat16
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+COMPILED = {(96, 96)}  # when they are called: no profile but full has them
+PREBUILT = sorted(sm90._HEAD_DIMS - COMPILED)
+HEAD_DIMS = [*PREBUILT, *(pytest.param(dims, marks=pytest.mark.jit) for dims in COMPILED)]
 HEADS, KV_HEADS = 8, 2
 
 
@@ -38,12 +39,25 @@ def _is_theirs(case: Case) -> bool:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_cases(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_random_cases(shard, PREBUILT, monkeypatch)
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("shard", range(4))
+def test_random_cases_of_other_head_dims(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_random_cases(shard, sorted(COMPILED), monkeypatch)
+
+
+def check_random_cases(
+    shard: int, head_dims: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = Space(kv_dtypes=(E4M3,), head_dims=tuple(head_dims))
     first = (FIRST + shard) << 20
     print(f"PRECAST_TEST_SEED={FIRST}: seeds from {first} on")
     workspace = torch.full((WORKSPACE_BYTES,), 0xFF, dtype=torch.uint8, device="cuda")
     chosen, inner = [], sm90.with_tile
     monkeypatch.setattr(sm90, "with_tile", lambda shape: chosen.append(shape) or inner(shape))
-    drawn = (draw(seed, SPACE) for seed in range(first, first + 400 * CASES))
+    drawn = (draw(seed, space) for seed in range(first, first + 400 * CASES))
     problems, count = [], 0
     for case in itertools.islice(filter(_is_theirs, drawn), CASES):
         count += 1
@@ -63,18 +77,28 @@ def workspace() -> torch.Tensor:
 class Batch:
     """Requests of random lengths, ragged and in pages of any size; what is behind them is NaN."""
 
-    def __init__(self, q_lens, kv_lens, generator, head_dims=(128, 128), heads=(HEADS, KV_HEADS)):
+    def __init__(
+        self,
+        q_lens,
+        kv_lens,
+        generator,
+        head_dims=(128, 128),
+        heads=(HEADS, KV_HEADS),
+        dtype=BF16,
+        kv_dtype=None,
+    ):
         self.heads, self.head_dims = heads, head_dims
+        self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         self.q_lens, self.kv_lens = q_lens, kv_lens
         self.q_bounds, self.kv_bounds = indptr(q_lens), indptr(kv_lens)
         tokens, dims = sum(kv_lens), head_dims
 
         def random(*shape):
-            return torch.randn(shape, device="cuda", dtype=BF16, generator=generator)
+            return torch.randn(shape, device="cuda", generator=generator)
 
-        self.q = _padded(random(sum(q_lens), heads[0], dims[0]))
-        self.k = _padded(random(tokens, heads[1], dims[0]))
-        self.v = _padded(random(tokens, heads[1], dims[1]))
+        self.q = _padded(random(sum(q_lens), heads[0], dims[0]).to(dtype))
+        self.k = _padded(random(tokens, heads[1], dims[0]).to(self.kv_dtype))
+        self.v = _padded(random(tokens, heads[1], dims[1]).to(self.kv_dtype))
 
     def pages(self, page_size, generator):
         """The same tokens in pages; table entries behind the last one name no page."""
@@ -82,14 +106,14 @@ class Batch:
         total = sum(counts)
         places = torch.randperm(total + 3, device="cuda", generator=generator)[:total]
         caches = []
-        for x in (self.k, self.v):
-            cache = x.new_full((total + 3, page_size, *x.shape[1:]), torch.nan)
+        for x in (_bytes(self.k), _bytes(self.v)):
+            cache = x.new_full((total + 3, page_size, *x.shape[1:]), NAN_BYTE)
             for i, (first, count) in enumerate(zip(indptr(counts).tolist(), counts)):
-                entries = x.new_full((count * page_size, *x.shape[1:]), torch.nan)
+                entries = x.new_full((count * page_size, *x.shape[1:]), NAN_BYTE)
                 begin = int(self.kv_bounds[i])
                 entries[: self.kv_lens[i]] = x[begin : begin + self.kv_lens[i]]
                 cache[places[first : first + count]] = entries.view(count, *cache.shape[1:])
-            caches.append(cache)
+            caches.append(cache.view(self.kv_dtype))
         garbage = torch.full((5,), 0x7FFFFFF0, dtype=torch.int32, device="cuda")
         last = [(n - 1) % page_size + 1 if n else 0 for n in self.kv_lens]
         table = indptr(counts), torch.cat([places.int(), garbage]), torch.tensor(last).int()
@@ -97,6 +121,9 @@ class Batch:
 
     def sizes(self):
         return *self.heads, self.head_dims[0]
+
+    def dtypes(self):
+        return {"q_data_type": self.dtype, "kv_data_type": self.kv_dtype}
 
     def expected(self, **options):
         outs, sums = [], []
@@ -109,20 +136,28 @@ class Batch:
         return torch.cat(outs), torch.cat(sums)
 
 
+#: Numbers of this byte alone are NaN in each type.
+NAN_BYTE = 0xFF
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """The same memory, of which any type has all operators."""
+    return x.view(torch.uint8)
+
+
 def _padded(x: torch.Tensor) -> torch.Tensor:
     """The same with NaN before and behind it."""
-    memory = x.new_full((x.shape[0] + 64, *x.shape[1:]), torch.nan)
-    memory[32 : 32 + x.shape[0]] = x
-    return memory[32 : 32 + x.shape[0]]
+    memory = _bytes(x).new_full((x.shape[0] + 64, *_bytes(x).shape[1:]), NAN_BYTE)
+    memory[32 : 32 + x.shape[0]] = _bytes(x)
+    return memory.view(x.dtype)[32 : 32 + x.shape[0]]
 
 
 def run_ragged(batch: Batch, on_device=False, **options):
     wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="fa3")
     bounds = batch.q_bounds, batch.kv_bounds
     bounds = [x.cuda() for x in bounds] if on_device else bounds
-    wrapper.plan(
-        *bounds, *batch.sizes(), head_dim_vo=batch.head_dims[1], q_data_type=BF16, **options
-    )
+    dims = {"head_dim_vo": batch.head_dims[1]}
+    wrapper.plan(*bounds, *batch.sizes(), **dims, **batch.dtypes(), **options)
     assert wrapper._plan.shape.sm90
     return wrapper.run(batch.q, batch.k, batch.v, return_lse=True)
 
@@ -138,7 +173,7 @@ def run_paged(batch: Batch, page_size, generator, kv_layout="NHD", **options):
         *batch.sizes(),
         page_size,
         head_dim_vo=batch.head_dims[1],
-        q_data_type=BF16,
+        **batch.dtypes(),
         **options,
     )
     assert wrapper._plan.shape.sm90
@@ -146,17 +181,20 @@ def run_paged(batch: Batch, page_size, generator, kv_layout="NHD", **options):
 
 
 LENGTHS = [1, 0, 129, 300, 64], [500, 77, 129, 1000, 64]
+#: One that is copied in each way: by eight tokens, by four, and by one.
+PAGE_SIZES = 1, 2, 4, 5, 8, 12, 16, 20, 24, 64, 128, 256
 
 
 @pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_page_sizes_do_not_change_a_bit(head_dims, is_causal, generator):
-    batch = Batch(*LENGTHS, generator, head_dims)
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3], ids=str)
+def test_page_sizes_do_not_change_a_bit(head_dims, is_causal, kv_dtype, generator):
+    batch = Batch(*LENGTHS, generator, head_dims, kv_dtype=kv_dtype)
     out, lse = run_ragged(batch, causal=is_causal)
     want, sums = batch.expected(causal=is_causal)
     torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
     torch.testing.assert_close(lse.double(), sums, atol=1e-3, rtol=1e-3)
-    for page_size, layout in itertools.product((1, 2, 5, 8, 16, 24, 64, 128, 256), ("NHD", "HND")):
+    for page_size, layout in itertools.product(PAGE_SIZES, ("NHD", "HND")):
         again, again_lse = run_paged(batch, page_size, generator, layout, causal=is_causal)
         assert torch.equal(again, out), page_size
         assert torch.equal(again_lse, lse), page_size
@@ -197,6 +235,39 @@ def test_many_tiles_are_taken_by_tickets(generator):
         assert torch.equal(wrapper._int_workspace_buffer, plan)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, BF16], ids=str)
+@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
+def test_queries_of_any_size_with_keys_of_e4m3(head_dims, dtype, generator):
+    """They are converted by rows, in which numbers of very different sizes stand side by side."""
+    batch = Batch([200, 300], [700, 300], generator, head_dims, dtype=dtype, kv_dtype=E4M3)
+    sizes = torch.randint(-12, 1, batch.q.shape, device="cuda", generator=generator)
+    rows = torch.randint(-3, 4, batch.q.shape[:2], device="cuda", generator=generator)
+    batch.q.mul_(torch.exp2(sizes + rows.unsqueeze(-1)).to(dtype))
+    batch.q[5] = 0
+    out, lse = run_ragged(batch, causal=True)
+    want, sums = batch.expected(causal=True)
+    tolerance = 5e-3 if dtype == BF16 else 1e-3
+    torch.testing.assert_close(out.double(), want, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), sums, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 5])
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3], ids=str)
+def test_requests_without_keys_between_others(kv_dtype, page_size, generator):
+    """Producers find the work tiles of such requests long before consumers compute the others."""
+    count = 600
+    kv_lens = [2000 if i % 6 == 0 else 0 for i in range(count)]
+    batch = Batch([64] * count, kv_lens, generator, heads=(16, 8), kv_dtype=kv_dtype)
+    options = {"disable_split_kv": True}
+    if page_size:
+        out, lse = run_paged(batch, page_size, generator, **options)
+    else:
+        out, lse = run_ragged(batch, **options)
+    want, sums = batch.expected()
+    torch.testing.assert_close(out.double(), want, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse.double(), sums, atol=1e-2, rtol=1e-2)
+
+
 def custom_mask(batch, generator):
     pairs = sum(n * m for n, m in zip(batch.q_lens, batch.kv_lens))
     return {"custom_mask": torch.rand(pairs, device="cuda", generator=generator) < 0.7}
@@ -232,7 +303,7 @@ SCORES = {
 @pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
 @pytest.mark.parametrize("scores", SCORES)
 def test_other_scores(head_dims, scores, generator):
-    """In all three ways to copy keys: ragged, in pages of eight tokens, and in others."""
+    """In all ways to copy keys: ragged, in pages of eight tokens, of four, and in others."""
     batch = Batch(*LENGTHS, generator, head_dims)
     options = SCORES[scores](batch, generator)
     out, lse = run_ragged(batch, **options)
@@ -243,7 +314,7 @@ def test_other_scores(head_dims, scores, generator):
     tolerance = 2e-2 if "RoPE" in scores else 1e-2  # Rotated numbers are rounded, too.
     torch.testing.assert_close(out.float(), want.float(), atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse, sums.float(), atol=tolerance, rtol=tolerance)
-    for page_size in (16, 5):
+    for page_size in (16, 4, 5):
         again, again_lse = run_paged(batch, page_size, generator, **options)
         assert torch.equal(again, out), page_size
         assert torch.equal(again_lse, lse), page_size

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -55,11 +56,15 @@ def numbers(shape, exact: bool, generator: torch.Generator, largest: int = 8) ->
 @pytest.mark.parametrize("in_atoms", [False, True], ids=["panels", "atoms"])
 @pytest.mark.parametrize(("name", "how", "form", "columns", "transposed_b"), INSTANCES)
 def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
-    """Every instance, with B in one box (panel after panel) or in boxes of eight rows."""
+    """Every instance, with B in one box (panel after panel) or in boxes of eight rows.
+
+    Rows of panels have 128, 64 and 32 bytes. Where B is contiguous along N, these are its N.
+    """
     depth = STEPS * wgmma.DEPTH[name]
+    panels = [n for n in (128, 64, 32) if not transposed_b or 2 * columns % n == 0]
     # Sums of FP8 are exact below 2^13: 256 products of at most 16 and one number of c.
     largest = 4 if name == "e4m3" else 8
-    for exact in (True, False):
+    for exact, panel_bytes in itertools.product((True, False), panels):
         a = numbers((64, depth), exact, generator, largest).to(TYPES[name])
         b = numbers((columns, depth), exact, generator, largest).to(TYPES[name])
         c = numbers((64, columns), exact, generator)
@@ -69,7 +74,8 @@ def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
         memory = b.T.contiguous() if transposed_b else b
         box_rows = 8 if in_atoms else memory.shape[0]
         d = torch.full_like(c, math.nan)
-        kit("wgmma")(a, memory, c, d, box_rows, how == "new", form == "rs", transposed_b)
+        form_of_call = how == "new", form == "rs", transposed_b
+        kit("wgmma")(a, memory, c, d, box_rows, panel_bytes, *form_of_call)
         if exact:
             assert torch.equal(d.double(), want)
         else:

@@ -104,7 +104,7 @@ def test_other_gpus_have_no_such_kernels(monkeypatch):
     [
         {"q_data_type": torch.float32, "kv_data_type": torch.float32},
         {"kv_data_type": torch.float8_e5m2},
-        {"head_dim": 96},
+        {"head_dim": 80},
     ],
 )
 def test_plans_that_need_more_run_elsewhere(options):

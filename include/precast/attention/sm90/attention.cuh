@@ -47,9 +47,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
-    const uint32_t arrivals = Producer::arrivals(params);
-    shared.k.init(arrivals, Tile::kConsumerWarps);
-    shared.v.init(arrivals, Tile::kConsumerWarps);
+    shared.k.init(Producer::key_arrivals(params), Tile::kConsumerWarps);
+    shared.v.init(Producer::value_arrivals(params), Tile::kConsumerWarps);
     shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();

@@ -16,8 +16,7 @@
 #pragma once
 
 #include "precast/attention/mask.cuh"
-#include "precast/attention/sm90/epilogue.cuh"
-#include "precast/attention/sm90/rotary.cuh"
+#include "precast/attention/sm90/query.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 
 namespace precast {
@@ -27,7 +26,9 @@ namespace precast {
 // The work of one consumer warpgroup. All its threads call each function.
 template <typename Tile>
 class Sm90Consumer {
-  using T = typename Tile::Element;
+  using QueryLayout = typename Tile::QueryLayout;
+  using KeyLayout = typename Tile::KeyLayout;
+  using ValueLayout = typename Tile::ValueLayout;
   using Storage = Sm90SharedStorage<Tile>;
   using AccS = float[Tile::kBlockN / 2];
   using AccO = float[Tile::kDimV / 2];
@@ -45,17 +46,22 @@ class Sm90Consumer {
     scale_ = p_.scale * (Tile::kGeneral ? 1.0f : kLog2E);
     if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
     if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
-    has_panels_ = params.kv_copy != KvCopy::atoms;
-    fences_ = params.kv_copy == KvCopy::rows && !Tile::kConverts;
-    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
-    k_panel_step_ = (has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes) >> 4;
-    k_descriptor_ = wgmma_descriptor(buffers.k(0),
-                                     has_panels_ ? kAtomBytes : Tile::kDimK / kPanel * kAtomBytes);
-    const uint32_t v_step = has_panels_ ? kAtomBytes : Tile::kDimV / kPanel * kAtomBytes;
-    v_descriptor_ = wgmma_descriptor(buffers.v(0), v_step,
-                                     has_panels_ ? Tile::kBlockN * kPanelBytes : kAtomBytes);
+    fences_ = params.kv_copy == KvCopy::rows && !Tile::kConvertsKeys;
+    has_key_panels_ = Tile::kConvertsKeys || params.kv_copy != KvCopy::atoms;
+    has_value_panels_ = Tile::kConverts || has_key_panels_;
+    const uint32_t k_step = KeyLayout::kAtomBytes * (has_key_panels_ ? 1 : KeyLayout::kPanels);
+    const uint32_t v_step =
+        ValueLayout::kAtomBytes * (has_value_panels_ ? 1 : ValueLayout::kPanels);
+    k_panel_step_ =
+        (has_key_panels_ ? Tile::kBlockN * KeyLayout::kPanelBytes : KeyLayout::kAtomBytes) >> 4;
     v_step_ = 2 * v_step >> 4;  // 16 tokens
-    q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * kPanel * kPanelBytes, kAtomBytes);
+    q_descriptor_ = wgmma_descriptor(buffers.q(0) + consumer * 64 * QueryLayout::kPanelBytes,
+                                     QueryLayout::kAtomBytes, 16, QueryLayout::kPanelBytes);
+    k_descriptor_ = wgmma_descriptor(buffers.k(0), k_step, 16, KeyLayout::kPanelBytes);
+    v_descriptor_ = wgmma_descriptor(
+        buffers.v(0), v_step,
+        has_value_panels_ ? Tile::kBlockN * ValueLayout::kPanelBytes : ValueLayout::kAtomBytes,
+        ValueLayout::kPanelBytes);
     if constexpr (Tile::kGeneral) {
       if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs());
       Tile::barrier();
@@ -88,41 +94,18 @@ class Sm90Consumer {
   __device__ __forceinline__ RowScales scales() const {
     float scale = scale_;
     if constexpr (Tile::kGeneral) scale = transform_.is_scale(p_) ? transform_.scale() : 1.0f;
-    if constexpr (Tile::kGeneral || !Tile::kConvertsQueries) return {{scale, scale}};
+    constexpr bool kChangesQueries = Tile::kConvertsQueries || Tile::kSplitsQueries;
+    if constexpr (Tile::kGeneral || !kChangesQueries) return {{scale, scale}};
     return {{scale * query_scale_[0], scale * query_scale_[1]}};
   }
 
-  // Turns this consumer's rows of Q into f16, each times a power of two by which its largest number
-  // comes near 256: so none overflows, and one that becomes 0 is 2^-32 of the largest.
-  __device__ __forceinline__ void convert_queries() {
-    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
-    const SwizzledRows rows = {buffers_.q(q_.stage), kAtomBytes, Tile::kBlockM * kPanelBytes};
-    const int q = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = sm90_row<Tile>(half);
-      const auto for_each_chunk = [&](const auto& change) {
-#pragma unroll 4
-        for (int chunk = q; chunk < Tile::kDimK / 8; chunk += 4) {
-          float x[8];
-          unpack(rows.chunk<typename Tile::Query>(row, chunk), x);
-          change(chunk, x);
-        }
-      };
-      float largest = 0.0f;
-      for_each_chunk([&](int, const float (&x)[8]) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
-      });
-      const int exponent =
-          max(-100, static_cast<int>(__float_as_uint(quad_max(largest)) >> 23) - 127);
-      const float factor = __uint_as_float(uint32_t(127 + 8 - exponent) << 23);
-      query_scale_[half] = __uint_as_float(uint32_t(127 - 8 + exponent) << 23);
-      for_each_chunk([&](int chunk, float (&x)[8]) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] *= factor;
-        rows.chunk<T>(row, chunk) = pack<T>(x);
-      });
+  // Turns this consumer's rows of Q into what keys of e4m3 need (attention/sm90/query.cuh).
+  __device__ __forceinline__ void change_queries() {
+    const uint32_t queries = buffers_.q(q_.stage);
+    if constexpr (Tile::kSplitsQueries) {
+      split_queries<Tile>(queries, query_scale_);
+    } else {
+      convert_queries<Tile>(queries, query_scale_);
     }
     fence_shared_for_async();
     barrier_of<true>();
@@ -139,11 +122,9 @@ class Sm90Consumer {
   // Rotates this consumer's rows of Q, if it is to be rotated. rotate_keys() must follow.
   __device__ __forceinline__ void rotate_queries(const BlockInfo& block) const {
     if (!has_rotary()) return;
-    constexpr uint32_t kAtomBytes = kAtomRows * kPanelBytes;
     const int first_row = 64 * consumer_;
     const int32_t shift = block.work.kv_len - block.work.q_len;
-    const SwizzledRows rows = {buffers_.q(q_.stage) + first_row * kPanelBytes, kAtomBytes,
-                               Tile::kBlockM * kPanelBytes};
+    const auto rows = query_rows<Tile>(buffers_.q(q_.stage) + first_row * QueryLayout::kPanelBytes);
     rotate_rows<Tile, 64, kWarpgroupSize>(
         rows, rotary_freqs(), threadIdx.x % kWarpgroupSize,
         [&](int row) { return PackGqaRow(p_, block, first_row + row).q_idx + shift; });
@@ -153,9 +134,9 @@ class Sm90Consumer {
   template <bool kAlone = false>
   __device__ __forceinline__ void rotate_keys(int32_t first_position) const {
     if (!has_rotary()) return;
-    const SwizzledRows rows = {buffers_.k(k_.stage),
-                               kAtomRows * kPanelBytes * (has_panels_ ? 1u : Tile::kDimK / kPanel),
-                               k_panel_step_ << 4};
+    const SwizzledRows<KeyLayout> rows = {
+        buffers_.k(k_.stage), KeyLayout::kAtomBytes * (has_key_panels_ ? 1u : KeyLayout::kPanels),
+        k_panel_step_ << 4};
     rotate_rows<Tile, Tile::kBlockN, kAlone ? kWarpgroupSize : Tile::kThreads>(
         rows, rotary_freqs(), kAlone ? threadIdx.x % kWarpgroupSize : Tile::thread(),
         [&](int row) { return first_position + row; });
@@ -199,7 +180,7 @@ class Sm90Consumer {
       OperandP p;
       token -= Tile::kBlockN;
       shared_.q.wait_full(q_, "Q");
-      if constexpr (Tile::kConvertsQueries) convert_queries();
+      if constexpr (Tile::kConvertsQueries || Tile::kSplitsQueries) change_queries();
       if constexpr (Tile::kGeneral) rotate_queries(block);
       wait_full(shared_.k, k_, "the first K");
       if constexpr (Tile::kGeneral) rotate_keys(token);
@@ -243,7 +224,7 @@ class Sm90Consumer {
         release(&shared_.v.empty[v_.stage]);
         v_.advance();
         if (rescales) rows.rescale(acc_o);
-        pack_operands<T>(acc_s, p);
+        pack_operands<typename Tile::Value>(acc_s, p);
       }
       end_turns();
       release(&shared_.q.empty[q_.stage]);
@@ -328,7 +309,7 @@ class Sm90Consumer {
     const bool rescales = rows.update_max(acc_s, scales().of);
     rows.exp_scores(acc_s, scales().of);
     if (rescales) rows.rescale(acc_o);
-    pack_operands<T>(acc_s, p);
+    pack_operands<typename Tile::Value>(acc_s, p);
     wait_full(shared_.v, v_, "V of few rows");
     if (token + Tile::kBlockN > block.work.kv_end) clear_values<true>(block.work.kv_end - token);
     wgmma_fence();
@@ -420,7 +401,7 @@ class Sm90Consumer {
     }
     rows.update_max(acc_s, scales().of);  // acc_o is still 0
     rows.exp_scores(acc_s, scales().of);
-    pack_operands<T>(acc_s, first_p);
+    pack_operands<typename Tile::Value>(acc_s, first_p);
 #pragma unroll
     for (int i = 0; i < Tile::kBlockN / 4; ++i) {
       p[i / 4][i % 4] = i < kColumns / 4 ? first_p[i / 4 % (kColumns / 16)][i % 4] : 0u;
@@ -447,28 +428,47 @@ class Sm90Consumer {
     named_barrier_arrive(kFirstTurn + consumer, 2 * kWarpgroupSize);
   }
 
+  // Queries that are split count as two, of which the low ones are first: their sums are small, so
+  // less of them is rounded off.
   template <int kColumns, bool kFew = false>
   __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const {
-    using Mma = Wgmma<T, kColumns>;
+    using Mma = Wgmma<typename Tile::Key, kColumns>;
+    constexpr int kSteps = KeyLayout::kPanels * KeyLayout::kPanelBytes / kStepBytes;
+    constexpr int kParts = Tile::kSplitsQueries ? 2 : 1;
     const int first_row = kFew ? consumer_ * kSharedRows : 0;  // too many, of the descriptor
     const uint64_t q = q_descriptor_ +
-                       ((q_.stage * Tile::kQueryBytes - first_row * kPanelBytes) >> 4),
+                       ((q_.stage * Tile::kQueryBytes - first_row * QueryLayout::kPanelBytes) >> 4),
                    k = k_descriptor_ + (k_.stage * Tile::kKeyBytes >> 4);
-    Mma::template new_ss<false>(acc_s, q, k);
 #pragma unroll
-    for (int step = 1; step < Tile::kDimK / 16; ++step) {
-      constexpr int kSteps = kPanel / 16;  // of a panel, 32 bytes each
-      const int panel = step / kSteps, in_panel = step % kSteps * 2;
-      Mma::template add_ss<false>(acc_s, q + (panel * Tile::kBlockM * kPanelBytes >> 4) + in_panel,
-                                  k + panel * k_panel_step_ + in_panel);
+    for (int i = 0; i < kParts * kSteps; ++i) {
+      const int step = i % kSteps, is_low = i / kSteps < kParts - 1;
+      const uint64_t a = q + query_step(step, is_low), b = k + key_step(step);
+      if (i == 0) {
+        Mma::template new_ss<false>(acc_s, a, b);
+      } else {
+        Mma::template add_ss<false>(acc_s, a, b);
+      }
     }
+  }
+
+  // What a step of k adds to the descriptors of Q and K.
+  static __device__ __forceinline__ uint32_t query_step(int step, bool is_low) {
+    constexpr int kBytes = kStepBytes * (Tile::kSplitsQueries ? 2 : 1);
+    constexpr int kPanelSteps = QueryLayout::kPanelBytes / kBytes;
+    const int in_panel = step % kPanelSteps * kBytes + is_low * kStepBytes;
+    return (step / kPanelSteps * Tile::kBlockM * QueryLayout::kPanelBytes + in_panel) >> 4;
+  }
+  __device__ __forceinline__ uint32_t key_step(int step) const {
+    constexpr int kPanelSteps = KeyLayout::kPanelBytes / kStepBytes;
+    return step / kPanelSteps * k_panel_step_ + (step % kPanelSteps * kStepBytes >> 4);
   }
 
   __device__ __forceinline__ void multiply_pv(AccO& acc_o, const OperandP& p) const {
     const uint64_t v = v_descriptor_ + (v_.stage * Tile::kValueBytes >> 4);
 #pragma unroll
     for (int step = 0; step < Tile::kBlockN / 16; ++step) {
-      Wgmma<T, Tile::kDimV>::template add_rs<true>(acc_o, p[step], v + step * v_step_);
+      Wgmma<typename Tile::Value, Tile::kDimV>::template add_rs<true>(acc_o, p[step],
+                                                                      v + step * v_step_);
     }
   }
 
@@ -547,11 +547,11 @@ class Sm90Consumer {
   template <bool kAlone>
   __device__ __forceinline__ void clear_values(int32_t count) {
     if constexpr (!kAlone) wait_full(shared_.v, v_, "V of the end");
-    constexpr int kChunks = kPanelBytes / 16, kPanels = Tile::kDimV / kPanel;
+    constexpr int kChunks = ValueLayout::kPanelBytes / 16, kPanels = ValueLayout::kPanels;
     const uint32_t values = buffers_.v(v_.stage);
     // In units of 16 bytes: from eight rows to the next eight, and from panel to panel.
     const uint32_t atom_step = v_step_ / 2;
-    const uint32_t panel_step = has_panels_ ? Tile::kBlockN * kChunks : kAtomRows * kChunks;
+    const uint32_t panel_step = has_value_panels_ ? Tile::kBlockN * kChunks : kAtomRows * kChunks;
     const int chunks = (Tile::kBlockN - count) * kPanels * kChunks;
     const int first = kAlone ? threadIdx.x % kWarpgroupSize : Tile::thread();
     for (int i = first; i < chunks; i += kAlone ? kWarpgroupSize : Tile::kThreads) {
@@ -582,8 +582,8 @@ class Sm90Consumer {
   LogitsTransform transform_;  // in general kernels
   float query_scale_[2];       // what converted queries of this lane's rows are too small by
   uint64_t q_descriptor_, k_descriptor_, v_descriptor_;  // of stage 0
-  // Whether a KV block lies panel by panel, not atom by atom; and whether cp.async has written it.
-  bool has_panels_, fences_;
+  // Whether K and V lie panel by panel, not atom by atom; and whether cp.async has written K.
+  bool has_key_panels_, has_value_panels_, fences_;
   uint32_t k_panel_step_, v_step_;  // units of 16 bytes
   PipelineState<Tile::kQueryStages> q_;
   PipelineState<Tile::kStages> k_, v_;

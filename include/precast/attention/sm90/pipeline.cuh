@@ -21,6 +21,11 @@ struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
+  // The state after `count` phases. Why: a producer keeps the count, in one register.
+  static __device__ __forceinline__ PipelineState after(uint32_t count) {
+    return {static_cast<int>(count % kStages), count / kStages % 2};
+  }
+
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) {
       stage = 0;
@@ -54,9 +59,9 @@ struct WorkSlot {
   bool is_valid;
 };
 
-// The tile in work and the next one. Why not more: a CTA should not take tickets long before it can
-// use them.
-constexpr int kWorkSlots = 2;
+// The tile in work, the one that is copied, and the next one, which producers that all copy find
+// before they copy. Why not more: a CTA should not take tickets long before it can use them.
+constexpr int kWorkSlots = 3;
 
 template <typename Tile>
 struct Sm90SharedStorage {

@@ -8,7 +8,8 @@ Parameters
 float_workspace_buffer : torch.Tensor
     uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
     results; 128 MB is always enough for decode, ``workspace_size`` of the wrappers of pages says
-    what is. May hold anything.
+    what is. May hold anything. Runs that share it, and runs of one plan, follow one another: never
+    on two streams at once.
 use_cuda_graph : bool
     Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
     :meth:`plan` copies into them.

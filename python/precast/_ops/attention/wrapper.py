@@ -320,7 +320,7 @@ class AttentionWrapper(PlanAttributes):
 
     def _is_capturing(self) -> bool:
         """Whether what is launched now becomes part of a CUDA graph."""
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return self.device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""
