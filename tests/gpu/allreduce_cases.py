@@ -211,11 +211,11 @@ def _quantised(
     case: Case, norm: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
     """The reference of what follows a norm: the sum of one rank without a residual and a norm."""
-    from precast._ops.comm.allreduce_fusion import _quantized
+    from precast._ops.comm.fused_reference import quantized
     from precast._ops.comm.patterns import fusion_of
 
     mode = fusion_of("test", case.pattern).mode
-    return None, None, *_quantized(norm, mode, case.group_size, scale)
+    return None, None, *quantized(norm, mode, case.group_size, scale)
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

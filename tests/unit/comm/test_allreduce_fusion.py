@@ -17,7 +17,7 @@ import torch
 import precast
 from precast._ops.comm import peer_buffers
 from precast._ops.comm import workspace as workspaces
-from precast._ops.comm.allreduce_fusion import MAX_ROW_BYTES
+from precast._ops.comm.fused_reference import MAX_ROW_BYTES
 from precast.comm import (
     AllReduceFusionPattern,
     allreduce_fusion,
