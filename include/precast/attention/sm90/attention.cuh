@@ -61,7 +61,7 @@ __global__ __launch_bounds__(Roles::Tile::kCtaThreads, 1) void Sm90AttentionKern
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
     Producer::init(params, shared);
-    shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
+    shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();
   }

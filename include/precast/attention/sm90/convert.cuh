@@ -53,6 +53,8 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
                                               Sm90SharedStorage<Tile>& shared) {
     Base::init(shared, 64);
   }
+  // The producer warps that read the ring of work.
+  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) { return 4; }
 
   __device__ __forceinline__ void run(int warp) {
     if (warp < 2) {

@@ -33,6 +33,8 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
     shared.v.init(4, Tile::kConsumerWarps);
     shared.staged.init(1, 4);
   }
+  // The producer warps that read the ring of work.
+  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) { return 4; }
 
   __device__ __forceinline__ void run(int warp) {
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
