@@ -82,8 +82,6 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) {
     return kWarps;
   }
-  // The producer warps that read the ring of work.
-  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) { return 4; }
 
   __device__ __forceinline__ void run(int warp) {
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {

@@ -40,10 +40,6 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
   static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams& params) {
     return params.kv_copy == KvCopy::rows ? 4 : 3;
   }
-  // The producer warps that read the ring of work.
-  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams& params) {
-    return params.kv_copy == KvCopy::rows ? 4 : 3;
-  }
 
   __device__ __forceinline__ void run(int warp) {
     if (params_.kv_copy == KvCopy::rows) {

@@ -79,7 +79,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       const float no_factor[2] = {1.0f, 1.0f};
       --left;
       const int32_t token = block.work.kv_begin + left * Tile::kBlockN;
-      shared_.q.wait_full(state_after<Tile::kQueryStages>(tiles_), "Q");
+      shared_.q.wait_full(PipelineState<Tile::kQueryStages>::after(tiles_), "Q");
       load_row_scales(block);
       wait_for_keys("the first K");
       if (block.work.kv_end - token <= Tile::kLeastN) {
@@ -126,11 +126,11 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   }
 
   __device__ __forceinline__ void wait_for_keys(const char* name) {
-    shared_.k.wait_full(state_after<Tile::kStages>(blocks_), name);
+    shared_.k.wait_full(PipelineState<Tile::kStages>::after(blocks_), name);
   }
   // Those of the block whose P has been computed.
   __device__ __forceinline__ void wait_for_values() {
-    shared_.v.wait_full(state_after<Tile::kStages>(blocks_ - 1), "V^T");
+    shared_.v.wait_full(PipelineState<Tile::kStages>::after(blocks_ - 1), "V^T");
   }
 
   // The scales of the heads of this lane's rows.
@@ -249,8 +249,8 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     wgmma_wait_group<0>();
     keep_behind_wait(acc_pv);
     mbarrier_arrive_of_warp(&shared_.v.empty[(blocks_ - 2) % Tile::kStages]);
-    const auto keys = state_after<Tile::kStages>(blocks_);
-    const auto values = state_after<Tile::kStages>(blocks_ - 1);
+    const auto keys = PipelineState<Tile::kStages>::after(blocks_);
+    const auto values = PipelineState<Tile::kStages>::after(blocks_ - 1);
     known.is_there = mbarrier_test_parity(&shared_.k.full[keys.stage], keys.parity) &
                      mbarrier_test_parity(&shared_.v.full[values.stage], values.parity);
     known.has_masks = has_masks(block, number - 1);
