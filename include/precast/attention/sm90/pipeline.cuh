@@ -74,7 +74,8 @@ struct Sm90SharedStorage {
   // A TileScheduler. Why not in registers: a producer has few of them.
   alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
   CombineSharedStorage combine;
-  float2 row_stats[64];  // row_max and row_sum of the second consumer, of tiles of few rows
+  // row_max and row_sum of the second consumer, of tiles of few rows
+  float2 row_stats[Tile::kSharesRows ? 64 : 1];
 };
 
 // Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes.
