@@ -21,6 +21,9 @@ from precast._op.export import Export
 from precast._op.matcher import _Matcher
 from precast._ops.attention.kernels import workspace_bytes
 from precast._ops.attention.plan import PlanShape, Tables
+from precast._ops.comm.host_memory import allocate
+from precast._ops.comm.patterns import TOKEN
+from precast.comm import vllm_init_custom_ar, vllm_meta_size, vllm_register_buffer
 from precast.trace import make_inputs, registered
 
 _DTYPES = {
@@ -179,7 +182,38 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
+    for call in _calls_of_groups():
+        found[call.export.name] = [call]
     return found
+
+
+def _calls_of_groups() -> list[Call]:
+    """Calls that need other processes, and so have no trace. Only their checks may run."""
+    x, y = (torch.randn(4, 128).bfloat16() for _ in range(2))
+    outputs = [torch.zeros_like(x) for _ in range(3)]
+    codes, scales = outputs[2].to(torch.float8_e4m3fn), torch.zeros(4, 1)
+    block = torch.zeros(1, dtype=torch.int64)
+    with precast.reference_mode():
+        # The memory stays: the handle is used for as long as the process runs.
+        memory = [allocate(vllm_meta_size())[0] for _ in range(2)]
+        table = torch.zeros(64, dtype=torch.uint8)
+        handle = vllm_init_custom_ar(memory, table, 0, True)
+        vllm_register_buffer(handle, memory)
+    given: dict[str, tuple[Any, ...]] = {
+        "allreduce": (block, 2, x, outputs[0], -1, False, True),
+        "allreduce_norm": (
+            *(block, 2, x, y, x[0].clone(), outputs[0], outputs[1], codes, scales),
+            *(torch.ones(1), TOKEN, 0, 1e-6, 0.0, -1, False, True),
+        ),
+        "custom_all_reduce": (x, outputs[0], 0, 0, 8, table.data_ptr(), block),
+        "vllm_all_reduce": (handle, x, outputs[0], memory[0], vllm_meta_size(), 8),
+    }
+    calls = []
+    for name, values in given.items():
+        export = kernels()[name]
+        assert isinstance(export, Export)
+        calls.append(Call(export, values))
+    return calls
 
 
 def _call_more() -> None:

@@ -41,7 +41,11 @@ def family(public: Public) -> str | None:
 def wrappers() -> dict[str, str]:
     """The op of wrapper classes and their helpers, by the public module of both."""
     modules = {public.name: public.module.__name__.rpartition(".")[2] for public in exported()}
-    functions = [(kernel.function, kernel.op) for kernel in kernels().values()]
+    functions = [
+        (kernel.function, kernel.op)
+        for kernel in kernels().values()
+        if hasattr(precast, kernel.function)  # precast.comm's are in that module alone
+    ]
     ops = {op for function, op in functions if inspect.isclass(getattr(precast, function))}
     found: dict[str, str] = {}
     for function, op in functions:

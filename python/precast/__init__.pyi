@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name, one line an op; each is imported at its first use."""
 
+from precast import comm as comm
 from precast import loader as loader
 from precast._base.version import __version__ as __version__
 from precast._jit.policy import freeze as freeze

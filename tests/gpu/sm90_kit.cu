@@ -3,6 +3,7 @@
 //
 //   wgmma      d = a b, or c + a b: one warpgroup, eight instructions on operands that TMA copies
 //   copy_box   what one TMA copy writes to shared memory, as it lies there
+//   transpose  V of attention in e4m3 as its producer transposes it
 //   pipeline   a tensor through a ring of two stages: a producer warpgroup and two consumers, which
 //              exchange what they read, take turns, and hold more registers than a thread has at
 //              launch
@@ -14,6 +15,7 @@
 
 #include <type_traits>
 
+#include "precast/attention/sm90/transpose.cuh"
 #include "precast/core/sm90/mbarrier.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
@@ -194,12 +196,15 @@ auto mma_kernel(bool is_new, bool a_registers) {
   constexpr bool kIsFp8 = sizeof(T) == 1;
   void (*kernel)(MmaParams) = nullptr;
   if (a_registers) {
-    if constexpr (kColumns >= 64) kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
+    if constexpr (kColumns >= 64 || (kIsFp8 && kColumns == 8))
+      kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
     if (is_new) kernel = nullptr;
-    if constexpr (kIsFp8 && kColumns >= 64) {
+    if constexpr (kIsFp8 && (kColumns >= 64 || kColumns == 8)) {
       if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
     }
-  } else if constexpr (kIsFp8 || kColumns == 64 || kColumns == 128) {
+  } else if constexpr (kColumns == 96 || kColumns == 72 || kColumns == 136) {
+    return kernel;  // there is A in registers alone
+  } else if constexpr (kIsFp8 || kColumns <= 128) {
     kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
                     : MmaKernel<T, kColumns, false, false, kTransposedB>;
   }
@@ -228,6 +233,10 @@ void launch_mma_of_type(const MmaCall& call) {
         return launch_mma<T, 16>(call);
       case 32:
         return launch_mma<T, 32>(call);
+      case 72:
+        return launch_mma<T, 72>(call);
+      case 136:
+        return launch_mma<T, 136>(call);
     }
   }
   if constexpr (sizeof(T) == 2) {
@@ -334,6 +343,48 @@ int64_t copy_box_of(TensorView data, TensorView layout, TensorView at, TensorVie
   params.out = static_cast<uint4*>(out.data_ptr());
   launch_one(CopyKernel, kCopyThreads, params.bytes + 16, out, params);
   return cudaSuccess;
+}
+
+// -- transpose ------------------------------------------------------------------------------------
+
+constexpr int kTokens = 128;
+
+struct TransposeParams {
+  const uint4* values;  // [kTokens, kColumns], as TMA writes them
+  uint4* transposed;    // [kColumns, kTokens] as they lie in shared memory
+  int count;
+  uint32_t atom_step, panel_step;
+};
+
+template <int kColumns>
+__global__ __launch_bounds__(kWarpgroupSize) void TransposeKernel(
+    const __grid_constant__ TransposeParams p) {
+  constexpr int kBytes = kTokens * kColumns;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  uint4* const values = reinterpret_cast<uint4*>(smem);
+  for (int i = threadIdx.x; i < kBytes / 16; i += kWarpgroupSize) values[i] = p.values[i];
+  __syncthreads();
+  const int warp = threadIdx.x / 32;
+  const ValueTransposer<kColumns, kColumns % 128 == 0 ? 128 : 64> transposer(warp, p.atom_step,
+                                                                             p.panel_step);
+  transposer.run(shared_address(smem), shared_address(smem) + kBytes, p.count, warp);
+  __syncthreads();
+  for (int i = threadIdx.x; i < kBytes / 16; i += kWarpgroupSize) {
+    p.transposed[i] = values[kBytes / 16 + i];
+  }
+}
+
+// values, transposed: uint8 [128 * columns]; steps as of ValueTransposer.
+void transpose(TensorView values, TensorView transposed, int64_t count, int64_t atom_step,
+               int64_t panel_step) {
+  const TransposeParams params = {
+      static_cast<const uint4*>(values.data_ptr()), static_cast<uint4*>(transposed.data_ptr()),
+      static_cast<int>(count), static_cast<uint32_t>(atom_step), static_cast<uint32_t>(panel_step)};
+  const auto columns = values.size(0) / kTokens;
+  void (*const kernel)(TransposeParams) = columns == 64    ? TransposeKernel<64>
+                                          : columns == 128 ? TransposeKernel<128>
+                                                           : TransposeKernel<256>;
+  launch_one(kernel, kWarpgroupSize, static_cast<int>(2 * values.size(0)), values, params);
 }
 
 // -- pipeline -------------------------------------------------------------------------------------
@@ -451,4 +502,5 @@ void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView su
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(wgmma, wgmma);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_box, copy_box_of);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose, transpose);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pipeline, pipeline);

@@ -247,6 +247,39 @@ def test_a_stride_of_zero(dimension, generator):
         check_copy(view, (1, 1, 8, 64), (0, 0, 0, 0))
 
 
+# -- transposition of V ---------------------------------------------------------------------------
+
+
+def swizzled_places(columns: int, in_atoms: bool) -> tuple[torch.Tensor, int, int]:
+    """Where TMA writes each 16 bytes ``[128 tokens, columns / 16]`` of V, and both steps."""
+    width = 128 if columns % 128 == 0 else 64
+    atom, count = 8 * width, columns // width
+    atom_step, panel_step = (count * atom, atom) if in_atoms else (atom, 16 * atom)
+    token = torch.arange(128)[:, None]
+    panel, chunk = torch.arange(columns // 16)[None], width // 16
+    row = token % 8
+    turned = panel % chunk ^ (row if width == 128 else row // 2)
+    place = token // 8 * atom_step + panel // chunk * panel_step + row * width + turned * 16
+    return place // 16, atom_step, panel_step
+
+
+@pytest.mark.parametrize("in_atoms", [False, True], ids=["panels", "atoms"])
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_transposition_of_values(columns, in_atoms, generator):
+    """Byte 16 g + 4 q + i of a row is token 16 g + 8 (i / 2) + 2 q + i % 2; the end is zeros."""
+    places, *steps = swizzled_places(columns, in_atoms)
+    g, q, high, low = torch.meshgrid(*map(torch.arange, (8, 4, 2, 2)), indexing="ij")
+    tokens = (16 * g + 8 * high + 2 * q + low).flatten().cuda()
+    for count in (128, 127, 97, 96, 64, 33, 31, 17, 10, 9, 8, 1):
+        values = random_bits(128, columns, dtype=torch.uint8, generator=generator)
+        memory = torch.empty_like(values).view(-1, 16)
+        memory[places.flatten().cuda()] = values.view(-1, 16)
+        out = torch.full((128 * columns,), 0xEE, dtype=torch.uint8, device="cuda")
+        kit("transpose")(memory.flatten(), out, count, *steps)
+        want = values.where(torch.arange(128, device="cuda")[:, None] < count, 0)[tokens].T
+        assert torch.equal(unswizzled(out), want), count
+
+
 # -- mbarriers, registers, named barriers ---------------------------------------------------------
 
 

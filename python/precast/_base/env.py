@@ -175,6 +175,13 @@ LOCK_TIMEOUT = EnvVar(
     _seconds,
     "How many seconds a process waits for another one that compiles the same module.",
 )
+COMM_TIMEOUT = EnvVar(
+    "PRECAST_COMM_TIMEOUT",
+    0.0,
+    _seconds,
+    "For debugging: seconds after which a kernel that waits for another GPU fails, and says for "
+    "whom it waited; ranks then also compare the shapes of each all-reduce (default: 0, no limit).",
+)
 MAX_JOBS = EnvVar(
     "MAX_JOBS",
     0,

@@ -22,8 +22,8 @@ from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda
 
-import precast
 from precast._base.driver import device_capabilities
+from precast._base.lazy import public_object
 from precast._op.dispatch import Kernel, kernels
 from precast._op.export import Export
 from precast._ops.attention import kernels as attention
@@ -150,7 +150,7 @@ def hidden(kernel: Kernel) -> set[str]:
     """The arguments that the public function makes, such as workspaces."""
     if kernel.name in MADE:
         return MADE[kernel.name]
-    function = getattr(precast, kernel.function)
+    function = public_object(kernel.function)
     public = inspect.signature(function).parameters
     return {n for n in kernel.parameters if n not in public and not n.endswith("_cache")}
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import precast
+from precast._base.lazy import public_object
 from precast._op.dispatch import kernels
 from precast._plan.installed import plan
 from precast.trace import make_inputs, registered
@@ -26,7 +27,7 @@ def test_the_exports_are_the_kernels():
 
 @pytest.mark.parametrize("name", kernels())
 def test_a_kernel_has_a_public_function_with_a_docstring_and_a_reference(name):
-    function = getattr(precast, kernels()[name].function)
+    function = public_object(kernels()[name].function)
     if inspect.isclass(function):  # Its methods call kernels.
         function, reference = function.run, function.reference
     else:
@@ -54,7 +55,7 @@ def test_schema_reference_and_public_signature_agree(kernel):
     schema = torch._C.parse_schema(f"precast::{kernel.name}{kernel.schema}")
     names = [argument.name for argument in schema.arguments]
     assert list(kernel.parameters) == names
-    public = inspect.signature(getattr(precast, kernel.function)).parameters
+    public = inspect.signature(public_object(kernel.function)).parameters
     # What is declared are arguments of the public function, but for outputs that it makes and what
     # public arguments are derived from.
     declared = [p for p in kernel.declaration.parameters if not p.is_constant]

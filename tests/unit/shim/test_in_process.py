@@ -33,7 +33,7 @@ def test_names_are_those_of_precast():
     assert flashinfer.rmsnorm is precast.rmsnorm
     assert flashinfer.decode.fast_decode_plan is precast.decode.fast_decode_plan
     assert flashinfer.__version__ == shim_version("vllm")
-    assert importlib.util.find_spec("flashinfer.comm") is None
+    assert importlib.util.find_spec("flashinfer.cute_dsl") is None
     for path in filter(None, MODULES):
         module = importlib.import_module(f"flashinfer.{path}")
         assert module.__name__ == f"flashinfer.{path}"

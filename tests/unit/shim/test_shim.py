@@ -89,7 +89,7 @@ import flashinfer
 assert not hasattr(flashinfer, "cutlass_fused_moe") and not hasattr(flashinfer, "__wrapped__")
 import flashinfer.gemm
 assert not hasattr(flashinfer.gemm, "fp8_blockscale_gemm_sm90")
-for name in ("comm", "cute_dsl", "gdn_prefill"):
+for name in ("cute_dsl", "gdn_prefill", "comm.trtllm_alltoall", "comm.trtllm_moe_alltoall"):
     assert importlib.util.find_spec(f"flashinfer.{name}") is None, name
 try:
     from flashinfer import mm_fp4
@@ -112,7 +112,7 @@ for name in ("bmm_fp8", "mm_mxfp8"):
     print(name if hasattr(flashinfer, name) else "-")
 assert not hasattr(precast, "bmm_fp8")
 """
-    assert answer(site, code).split() == ["gemm", "fused_moe.core", "-", "-"]
+    assert answer(site, code).split() == ["comm.mnnvl", "gemm", "fused_moe.core", "-", "-"]
     every = ["comm.mnnvl", "gemm", "fused_moe.core", "bmm_fp8", "mm_mxfp8"]
     assert answer(sglang_site, code).split() == every
 

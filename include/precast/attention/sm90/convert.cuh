@@ -73,13 +73,13 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
                                                  Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K, and of V.
-  static __device__ __forceinline__ uint32_t key_arrivals(const Sm90AttentionParams& params) {
-    if (params.kv_copy == KvCopy::box) return 1;
-    return Tile::kConvertsKeys || params.kv_copy != KvCopy::rows ? kWarps : kWarpgroupSize;
-  }
-  static __device__ __forceinline__ uint32_t value_arrivals(const Sm90AttentionParams&) {
-    return kWarps;
+  // Each warp that takes part arrives once, but threads where they copy keys with cp.async.
+  static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
+                                              Sm90SharedStorage<Tile>& shared) {
+    const uint32_t copies = params.kv_copy == KvCopy::box    ? 1
+                            : params.kv_copy == KvCopy::rows ? kWarpgroupSize
+                                                             : kWarps;
+    Base::init(shared, Tile::kConvertsKeys ? kWarps : copies, kWarps);
   }
   // The producer warps that read work tiles.
   static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) {

@@ -31,12 +31,10 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
                                               Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K, and of V.
-  static __device__ __forceinline__ uint32_t key_arrivals(const Sm90AttentionParams& params) {
-    return params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
-  }
-  static __device__ __forceinline__ uint32_t value_arrivals(const Sm90AttentionParams& params) {
-    return key_arrivals(params);
+  static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
+                                              Sm90SharedStorage<Tile>& shared) {
+    const uint32_t arrivals = params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+    Base::init(shared, arrivals, arrivals);
   }
   // The producer warps that read work tiles: all of them, or all but the one that finds them.
   static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams& params) {

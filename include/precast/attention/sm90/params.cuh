@@ -71,16 +71,17 @@ cudaError_t encode_cache(TensorMap& map, const Sm90AttentionParams& params,
 
 template <typename Tile>
 cudaError_t encode_params(Sm90AttentionParams& params, const AttentionParams& p) {
-  constexpr uint32_t kPanel = Tile::QueryLayout::kPanelBytes / 2;
+  using Query = typename Tile::QueryElement;
+  constexpr uint32_t kBytes = sizeof(Query);
   params.p = p;
   params.kv_copy = choose_kv_copy<Tile>(p);
   const uint32_t group = p.group_size.value, tokens = p.schedule.shape.block_m / group;
   TensorMapShape q;
-  q.dim(Tile::kDimK, 0, kPanel);
-  q.dim(group, uint64_t(p.q_head_stride) * 2, group);
-  q.dim(p.q_rows, uint64_t(p.q_stride) * 2, tokens);
-  q.dim(p.kv_heads, uint64_t(p.q_head_stride) * 2 * group, 1);
-  cudaError_t error = encode_tensor_map(params.q, TypeName<typename Tile::Query>::value, p.q, q);
+  q.dim(Tile::kDimK, 0, Tile::kQueryPanel);
+  q.dim(group, uint64_t(p.q_head_stride) * kBytes, group);
+  q.dim(p.q_rows, uint64_t(p.q_stride) * kBytes, tokens);
+  q.dim(p.kv_heads, uint64_t(p.q_head_stride) * kBytes * group, 1);
+  cudaError_t error = encode_tensor_map(params.q, TypeName<Query>::value, p.q, q);
   if (error != cudaSuccess || params.kv_copy == KvCopy::rows) return error;
   error = encode_cache<typename Tile::Key, typename Tile::KeyLayout>(params.k, params, p.k,
                                                                      Tile::kBlockN);

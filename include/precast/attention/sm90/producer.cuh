@@ -5,10 +5,29 @@
 
 #include "precast/attention/sm90/pipeline.cuh"
 #include "precast/core/cp_async.cuh"
+#include "precast/core/vec.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
+
+// Brings what this CTA reads first of a plan to L2, where the previous grid may still be writing
+// it. One warp calls it, before wait_on_dependent_grids(). All CTAs together bring the first
+// requests and entries.
+__device__ __forceinline__ void prefetch_plan(const TileSchedulerParams& params) {
+  constexpr int kLineInts = 32;
+  const int32_t cta = blockIdx.x, batch = params.shape.batch, line = cta * kLineInts;
+  const PlanLayout layout(batch, params.shape.ctas);
+  const int lane = threadIdx.x % 32;
+  const auto prefetch = [&](int of_lane, int64_t place) {
+    if (lane == of_lane) prefetch_to_l2(params.plan + place);
+  };
+  prefetch(0, 0);
+  prefetch(1, layout.starts + int64_t(cta) * kStartInts);
+  prefetch(2, layout.starts + int64_t(cta + 2) * kStartInts - 1);
+  if (line < batch * kRequestInts) prefetch(3, layout.requests + line);
+  if (line < batch * kEntryInts) prefetch(4, layout.entries + line);
+}
 
 template <typename Tile>
 class Sm90Producer {
@@ -20,6 +39,13 @@ class Sm90Producer {
   __device__ __forceinline__ Sm90Producer(const Sm90AttentionParams& params, Storage& shared,
                                           Sm90Buffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
+
+  // The arrivals are those that fill a stage of K, and of V.
+  static __device__ __forceinline__ void init(Storage& shared, uint32_t key_arrivals,
+                                              uint32_t value_arrivals) {
+    shared.k.init(key_arrivals, Tile::kConsumerWarps);
+    shared.v.init(value_arrivals, Tile::kConsumerWarps);
+  }
 
   // -- Work ---------------------------------------------------------------------------------------
 
@@ -79,11 +105,11 @@ class Sm90Producer {
       const int32_t group = static_cast<int32_t>(p_.group_size.value);
       const int32_t token = block.work.q_begin + block.first_row / group;
       const uint32_t rows = p_.schedule.shape.block_m;
-      mbarrier_arrive_expect_tx(full, rows * Tile::kDimK * 2);
+      mbarrier_arrive_expect_tx(full, rows * Tile::kQueryRowBytes);
 #pragma unroll
       for (int panel = 0; panel < Layout::kPanels; ++panel) {
         copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * Layout::kPanelBytes, &params_.q,
-                 full, panel * Layout::kPanelBytes / 2, 0, token, block.kv_head);
+                 full, panel * Tile::kQueryPanel, 0, token, block.kv_head);
       }
     }
     ++count;
@@ -223,7 +249,7 @@ class Sm90Producer {
     shared_.work.wait_empty(state, "an empty slot of work");
     WorkSlot& slot = shared_.slots[state.stage];
     slot.is_valid =
-        is_planned(p_.schedule, p_.max_partials) && scheduler().get_next_work(slot.block.work);
+        is_planned(p_.schedule, p_.max_partials) && scheduler().take_work(slot.block.work);
     if (slot.is_valid) {
       slot.block.kv_head = slot.block.work.head;
       slot.block.v_column = 0;

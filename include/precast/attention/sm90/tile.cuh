@@ -70,6 +70,7 @@ template <typename Q, typename KV, int kDimQ, int kDimO, bool kIsGeneral>
 struct Sm90Tile {
   // Query is the type of queries and outputs; Key and Value are those in which wgmma multiplies.
   using Query = Q;
+  using QueryElement = Q;  // in memory
   using Key = typename MmaElements<Q, KV, kIsGeneral>::Key;
   using Value = typename MmaElements<Q, KV, kIsGeneral>::Value;
   static constexpr bool kConverts = sizeof(KV) != sizeof(Value);  // values
@@ -77,6 +78,8 @@ struct Sm90Tile {
   static constexpr bool kSplitsQueries = sizeof(Key) == 1;
   static constexpr bool kConvertsQueries =
       !kSplitsQueries && TypeName<Q>::value != TypeName<Key>::value;
+  // Whether the scores of each row have a scale, and whether that of a run is one of heads.
+  static constexpr bool kScalesRows = kConvertsQueries || kSplitsQueries, kScalesHeads = false;
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
   using QueryLayout = PanelLayout<kDimK * 2>;
@@ -90,6 +93,9 @@ struct Sm90Tile {
   static constexpr int kLeastN = 64;
   // Whether consumers take turns: it costs 1 to 5 % where there are two, and gains 7 % with three.
   static constexpr bool kTakesTurns = kConsumers > 2;
+  // Whether two consumers share the rows of a tile that has at most 64. With more columns, ptxas
+  // spills some of their registers.
+  static constexpr bool kSharesRows = !kConverts && kDimV <= 128;
   static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
@@ -107,7 +113,9 @@ struct Sm90Tile {
                     (1 + kConsumers) * kLaunchRegisters,
                 "a CTA has these registers");
 
-  static constexpr int kQueryBytes = kBlockM * kDimK * 2;
+  static constexpr int kQueryPanel = QueryLayout::kPanelBytes / 2;  // elements
+  static constexpr int kQueryRowBytes = kDimK * 2;
+  static constexpr int kQueryBytes = kBlockM * kQueryRowBytes;
   static constexpr int kKeyBytes = kBlockN * kDimK * sizeof(Key);
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by test_gpu_allreduce_fusion.py under torchrun: each process is a rank with its own GPU.
+
+Arguments: calls, replays, and if wanted ``ipc``, which does without symmetric memory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from allreduce_cases import Call, draw, make_input, same_bits
+
+import precast
+from precast._ops.comm import peer_buffers
+from precast._ops.comm import workspace as workspaces
+from precast.comm import (
+    TorchDistBackend,
+    allreduce_fusion,
+    create_allreduce_fusion_workspace,
+    trtllm_allreduce_fusion,
+    trtllm_create_ipc_workspace_for_all_reduce_fusion,
+    trtllm_destroy_ipc_workspace_for_all_reduce_fusion,
+)
+from precast.comm.allreduce import AllReduceFusionWorkspace
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def gathered(x: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor of each rank."""
+    # A copy: one column at another stride counts as contiguous, and has no bytes side by side.
+    sent = x.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    parts = [torch.empty_like(sent) for _ in range(WORLD)]
+    dist.all_gather(parts, sent)
+    return [part.view(x.dtype).view(x.shape) for part in parts]
+
+
+def make(dtype: torch.dtype, tokens: int = 128, **options: object) -> AllReduceFusionWorkspace:
+    """Make a workspace of all ranks."""
+    return create_allreduce_fusion_workspace("auto", WORLD, RANK, tokens, 8192, dtype, **options)
+
+
+def generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
+    """Random numbers of this rank, and the same of all ranks."""
+    own, common = torch.Generator("cuda"), torch.Generator("cuda")
+    own.manual_seed(seed * 8 + RANK)
+    common.manual_seed(seed)
+    return own, common
+
+
+def random_calls(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, count: int) -> None:
+    """Random calls against the reference; all ranks have the same bits."""
+    shared = random.Random(count)  # the same on all ranks
+    for number in range(count):
+        case = draw(shared, (dtype,), 1 << 20)
+        own, common = generators(number)
+        call = Call(case, make_input(case, own), common)
+        inputs = gathered(call.input)
+        call.run(workspace)
+        wrong = call.check(inputs)
+        assert not wrong, (RANK, number, case, wrong)
+        for output in call.outputs:
+            if output is not None:
+                assert all(same_bits(output, other) for other in gathered(output)), (number, case)
+
+
+def graphs(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, replays: int) -> None:
+    """A graph of several calls, replayed with other calls and another capture in between."""
+    shared = random.Random(replays)
+    for part in range(2):
+        calls, inputs = [], []
+        for number in range(4):
+            case = draw(shared, (dtype,), 1 << 16)._replace(in_place=0, special="")
+            own, common = generators(1000 + number)
+            calls.append(Call(case, make_input(case, own), common))
+            inputs.append(gathered(calls[-1].input))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for call in calls:
+                call.run(workspace)
+        for replay in range(replays):
+            graph.replay()
+            if replay % max(1, replays // 4) == 0:
+                for call, given in zip(calls, inputs, strict=True):
+                    wrong = call.check(given)
+                    assert not wrong, (RANK, part, replay, call.case, wrong)
+                    call.outputs.sums.fill_(float("nan"))
+                random_calls(workspace, dtype, 1)
+        torch.cuda.synchronize()
+
+
+def errors(workspace: AllReduceFusionWorkspace) -> None:
+    """Every rank refuses the call, so that no rank waits; outputs are untouched."""
+    x = torch.ones(4, 256, device="cuda", dtype=torch.bfloat16)
+    out = torch.full_like(x, 7.0)
+    norm = {"residual_in": x.clone(), "rms_gamma": x[0].clone()}
+    codes = torch.zeros(4, 256, device="cuda", dtype=torch.float8_e4m3fn)
+    for arguments, words in (
+        ({"pattern": 3}, "pattern must be 0"),
+        ({"pattern": 6}, "pattern must be 0"),
+        ({"pattern": 0, "output": out[:2]}, "must have input's shape"),
+        ({"pattern": 0, "output": out.half()}, "output must be bfloat16, got float16"),
+        ({"pattern": 0, "output": out.cpu()}, "output must be on cuda"),
+        ({"pattern": 0, "output": out.new_empty(256, 4).T}, "output must be contiguous"),
+        ({"pattern": 1}, "residual_in must be a tensor"),
+        ({"pattern": 1, **norm, "rms_gamma": x[0, :8]}, r"rms_gamma must have shape \[256\]"),
+        ({"pattern": 1, **norm, "rms_eps": -1.0}, "rms_eps must be"),
+        ({"pattern": 1, **norm, "norm_out": out, "residual_out": out}, "overlap"),
+        ({"pattern": 1, **norm, "norm_out": x.view(-1)[1:].new_empty(3)}, "norm_out must have"),
+        ({"pattern": 2, **norm}, "quant_out must be a tensor"),
+        ({"pattern": 2, **norm, "quant_out": codes}, "scale_factor must be a tensor"),
+        ({"pattern": 8, **norm, "quant_out": codes, "scale_out": out}, "block_quant_group_size"),
+        (
+            {
+                "pattern": 8,
+                **norm,
+                "quant_out": codes,
+                "scale_out": out,
+                "block_quant_group_size": 128,
+            },
+            "scale_out must be int32",
+        ),
+        ({"pattern": 10, **norm, "quant_out": codes, "scale_out": out}, "scale_out must be float"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            allreduce_fusion(x, workspace, **arguments)
+    with pytest.raises(TypeError, match="workspace must be an AllReduceFusionWorkspace, got int"):
+        allreduce_fusion(x, 3, 0)
+    torch.cuda.synchronize()
+    assert (out == 7.0).all()
+    assert not codes.view(torch.uint8).any()
+
+
+def compiled(workspace: AllReduceFusionWorkspace) -> None:
+    """torch.compile without a graph break."""
+
+    def block(x: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        y = allreduce_fusion(
+            x * 2, workspace, 1, residual_in=residual, residual_out=residual, rms_gamma=gamma
+        )
+        return y + 1
+
+    x = torch.randn(8, 1024, device="cuda").bfloat16()
+    gamma = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+    wanted = block(x, torch.zeros_like(x), gamma)
+    got = torch.compile(block, fullgraph=True)(x, torch.zeros_like(x), gamma)
+    assert torch.equal(got, wanted)
+
+
+def legacy() -> None:
+    """The older functions."""
+    handles, tensor, metadata = trtllm_create_ipc_workspace_for_all_reduce_fusion(
+        RANK, WORLD, 64, 1024, create_metadata=True
+    )
+    assert len(handles[0]) == WORLD
+    assert metadata["tp_size"] == WORLD
+    x = torch.full((4 * 1024,), RANK + 1.0, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(x)
+    trtllm_allreduce_fusion(
+        x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out, *[None] * 10, metadata
+    )
+    assert (out == WORLD * (WORLD + 1) / 2).all()
+    trtllm_destroy_ipc_workspace_for_all_reduce_fusion(handles)
+    with pytest.raises(ValueError, match="workspace_ptrs must be the tensor of a workspace"):
+        trtllm_allreduce_fusion(
+            x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out, *[None] * 10
+        )
+
+
+def group_in_its_place() -> None:
+    """NCCL and separate kernels, where peer access is refused."""
+    allowed = peer_buffers._refused_peer
+    peer_buffers._refused_peer = lambda device, uuids: "no peer access" if RANK == 0 else None
+    fallback = make(torch.bfloat16)
+    peer_buffers._refused_peer = allowed
+    assert fallback.backend == "nccl"
+    shared = random.Random(3)
+    for number in range(40):
+        case = draw(shared, (torch.bfloat16,), 1 << 16)._replace(special="", in_place=number % 3)
+        own, common = generators(number)
+        call = Call(case, make_input(case, own), common)
+        inputs = gathered(call.input)
+        call.run(fallback)
+        assert not call.check(inputs), (case, call.check(inputs))
+    errors(fallback)
+    fallback.destroy()
+
+
+def main() -> None:
+    """Run all."""
+    count, replays = int(sys.argv[1]), int(sys.argv[2])
+    if "ipc" in sys.argv:
+
+        def missing(*_: object) -> None:
+            raise RuntimeError("no symmetric memory")
+
+        peer_buffers._symmetric = missing
+    for dtype in DTYPES:
+        # Two workspaces at once, which each rank frees in another order.
+        pair = [make(dtype), make(dtype, 16, comm_backend=TorchDistBackend())]
+        assert [one.backend for one in pair] == ["trtllm", "trtllm"]
+        for one in pair:
+            random_calls(one, dtype, count)
+            graphs(one, dtype, replays)
+        for one in pair[:: 1 if RANK % 2 else -1]:
+            one.destroy()
+            one.destroy()
+    one = make(torch.bfloat16, group=dist.group.WORLD)
+    errors(one)
+    compiled(one)
+    one.destroy()
+    with pytest.raises(ValueError, match="must not be destroyed"):
+        allreduce_fusion(torch.ones(8, device="cuda"), one, 0)
+    legacy()
+    if WORLD == 4:  # a group that is not the world: the ranks of each half are numbered 0 and 1
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        own = create_allreduce_fusion_workspace(
+            "trtllm", 2, RANK % 2, 64, 1024, torch.bfloat16, group=halves[RANK // 2]
+        )
+        x = torch.full((8, 1024), RANK + 1.0, device="cuda", dtype=torch.bfloat16)
+        got = allreduce_fusion(x, own, 0)
+        assert (got == (3.0 if RANK < 2 else 7.0)).all()
+        with pytest.raises(ValueError, match="must be those of group, 2 and"):
+            create_allreduce_fusion_workspace(
+                "trtllm", 4, RANK, 64, 1024, torch.bfloat16, group=halves[RANK // 2]
+            )
+        own.destroy()
+    group_in_its_place()
+    if RANK == 0:
+        print(f"{WORLD} processes: {count} calls, {replays} replays", flush=True)
+
+
+if __name__ == "__main__":
+    RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(RANK)
+    torch.manual_seed(RANK)
+    assert workspaces.WORLDS == (2, 4, 8)
+    assert precast.__version__
+    dist.init_process_group("nccl", device_id=torch.device("cuda", RANK))
+    try:
+        main()
+    finally:
+        dist.destroy_process_group()
