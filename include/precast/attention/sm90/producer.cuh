@@ -134,29 +134,43 @@ class Sm90Producer {
   __device__ __forceinline__ void copy_block(const TensorMap& map, uint32_t target, uint64_t* full,
                                              const BlockInfo& block, int32_t begin,
                                              uint32_t page) const {
-    constexpr int kRowBytes = Layout::kPanels * Layout::kPanelBytes;
-    const int lane = threadIdx.x % 32;
     if (params_.kv_copy == KvCopy::box) {
-      if (lane == 0) {
-        mbarrier_arrive_expect_tx(full, Tile::kBlockN * kRowBytes);
-        copy_box(target, &map, full, 0, block.work.kv_start + begin, 0, block.kv_head);
-      }
-      return;
+      copy_box_of_block<Layout>(map, target, full, block, begin);
+    } else {
+      copy_boxes<Layout, Tile::kBlockN>(map, target, full, block, begin, 0, valid_page(page));
     }
-    const int rows = rows_of_box(), tokens = min(Tile::kBlockN, block.work.kv_end - begin);
-    const int boxes = (tokens + rows - 1) / rows;
+  }
+
+  template <typename Layout>
+  __device__ __forceinline__ void copy_box_of_block(const TensorMap& map, uint32_t target,
+                                                    uint64_t* full, const BlockInfo& block,
+                                                    int32_t begin) const {
+    if (threadIdx.x % 32 != 0) return;
+    mbarrier_arrive_expect_tx(full, Tile::kBlockN * Layout::kPanels * Layout::kPanelBytes);
+    copy_box(target, &map, full, 0, block.work.kv_start + begin, 0, block.kv_head);
+  }
+
+  // Copies kRows rows of a KV block from `first_row` on, as far as they exist, and arrives once.
+  template <typename Layout, int kRows>
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map, uint32_t target, uint64_t* full,
+                                             const BlockInfo& block, int32_t begin, int first_row,
+                                             uint32_t page) const {
+    constexpr int kRowBytes = Layout::kPanels * Layout::kPanelBytes;
+    const int lane = threadIdx.x % 32, rows = rows_of_box();
+    begin += first_row;
+    const int tokens = max(0, min(kRows, block.work.kv_end - begin));
+    const int boxes = (tokens + rows - 1) / rows, row = first_row + lane * rows;
     if (lane == 0) mbarrier_arrive_expect_tx(full, boxes * rows * kRowBytes);
     __syncwarp();
     if (lane >= boxes) return;
     const uint32_t entry = entry_of(begin + lane * rows);
-    page = valid_page(page);
     if (Layout::kPanels == 1 || params_.kv_copy == KvCopy::atoms) {
-      copy_box(target + lane * rows * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
+      copy_box(target + row * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
     } else {
 #pragma unroll
       for (int panel = 0; panel < Layout::kPanels; ++panel) {
-        copy_box(target + (panel * Tile::kBlockN + lane * kQuadRows) * Layout::kPanelBytes, &map,
-                 full, 0, entry, panel, block.kv_head, page);
+        copy_box(target + (panel * Tile::kBlockN + row) * Layout::kPanelBytes, &map, full, 0, entry,
+                 panel, block.kv_head, page);
       }
     }
   }
