@@ -43,6 +43,7 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
     if dtype == torch.float32:
         pattern = numbers.choice((0, 1))
     group_size = numbers.choice((16, 32, 64, 128))
+    shape: tuple[int, ...]
     if pattern == 0:
         shape = (numbers.choice((1, 7, 8, 100, 4096, 8193, 65536, numbers.randint(1, most))),)
     else:
@@ -223,9 +224,9 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     if a.dtype == torch.int32:
-        return torch.equal(a, b)
+        return bool(torch.equal(a, b))
     a, b = a.float(), b.float()
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    return bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -234,4 +235,4 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         return a is b
     if a.dtype != torch.int32:  # words of scales have strides, and compare as they are
         a, b = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    return torch.equal(a, b)
+    return bool(torch.equal(a, b))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def gathered(x: torch.Tensor) -> list[torch.Tensor]:
     return [part.view(x.dtype).view(x.shape) for part in parts]
 
 
-def make(dtype: torch.dtype, tokens: int = 128, **options: object) -> AllReduceFusionWorkspace:
+def make(dtype: torch.dtype, tokens: int = 128, **options: Any) -> AllReduceFusionWorkspace:
     """Make a workspace of all ranks."""
     return create_allreduce_fusion_workspace("auto", WORLD, RANK, tokens, 8192, dtype, **options)
 
@@ -131,7 +132,7 @@ def errors(workspace: AllReduceFusionWorkspace) -> None:
         with pytest.raises(ValueError, match=words):
             allreduce_fusion(x, workspace, **arguments)
     with pytest.raises(TypeError, match="workspace must be an AllReduceFusionWorkspace, got int"):
-        allreduce_fusion(x, 3, 0)
+        allreduce_fusion(x, 3, 0)  # type: ignore[call-overload]
     torch.cuda.synchronize()
     assert (out == 7.0).all()
     assert not codes.view(torch.uint8).any()
@@ -162,15 +163,14 @@ def legacy() -> None:
     assert metadata["tp_size"] == WORLD
     x = torch.full((4 * 1024,), RANK + 1.0, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(x)
-    trtllm_allreduce_fusion(
-        x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out, *[None] * 10, metadata
-    )
+    # From residual_in to layout_code there is nothing.
+    arguments: list[Any] = [x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out]
+    arguments += [None] * 9
+    trtllm_allreduce_fusion(*arguments, metadata=metadata)
     assert (out == WORLD * (WORLD + 1) / 2).all()
     trtllm_destroy_ipc_workspace_for_all_reduce_fusion(handles)
     with pytest.raises(ValueError, match="workspace_ptrs must be the tensor of a workspace"):
-        trtllm_allreduce_fusion(
-            x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out, *[None] * 10
-        )
+        trtllm_allreduce_fusion(*arguments)
 
 
 def group_in_its_place() -> None:
@@ -197,7 +197,7 @@ def main() -> None:
     count, replays = int(sys.argv[1]), int(sys.argv[2])
     if "ipc" in sys.argv:
 
-        def missing(*_: object) -> None:
+        def missing(*_: object) -> Any:
             raise RuntimeError("no symmetric memory")
 
         peer_buffers._symmetric = missing
