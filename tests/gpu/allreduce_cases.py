@@ -26,7 +26,7 @@ class Case(NamedTuple):
     pattern: int
     dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int  # elements by which all tensors are unaligned
+    offset: int  # elements by which all tensors are unaligned; -1: those of ranks with odd numbers
     group_size: int
     use_oneshot: bool | None
     weight_bias: float
@@ -58,7 +58,7 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
         pattern,
         dtype,
         shape,
-        numbers.choice((0, 0, 0, 1)),
+        numbers.choice((0, 0, 0, 1, -1)),
         group_size,
         numbers.choice((None, True, False)),
         numbers.choice((0.0, 1.0, 0.25)),
@@ -67,6 +67,11 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
         numbers.random() < 0.5,
         numbers.choice(("", "", "", "sentinel", "nan", "zeros")),
     )
+
+
+def of_rank(case: Case, rank: int) -> Case:
+    """Return the case of one rank, which differs in alignment alone."""
+    return case._replace(offset=rank % 2) if case.offset < 0 else case
 
 
 def new(case: Case, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -112,8 +117,8 @@ class Call:
         rows, hidden = case.shape
         self.residual = new(case)
         self.residual.copy_(torch.randn(case.shape, device="cuda", generator=common))
-        gamma = torch.randn(hidden + case.offset, device="cuda", generator=common).to(case.dtype)
-        self.gamma = gamma[case.offset :]
+        self.gamma = new(case._replace(shape=(hidden,)))
+        self.gamma.copy_(torch.randn(hidden, device="cuda", generator=common))
         self.scale = torch.rand(1, device="cuda", generator=common) * 0.05 + 0.005
         self.kept = self.residual.clone()
         self.residual_out, self.norm_out = {

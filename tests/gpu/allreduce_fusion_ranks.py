@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from allreduce_cases import Call, draw, make_input, same_bits
+from allreduce_cases import Call, draw, make_input, of_rank, same_bits
 
 import precast
 from precast._ops.comm import peer_buffers
@@ -58,7 +58,7 @@ def random_calls(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, count:
     """Random calls against the reference; all ranks have the same bits."""
     shared = random.Random(count)  # the same on all ranks
     for number in range(count):
-        case = draw(shared, (dtype,), 1 << 20)
+        case = of_rank(draw(shared, (dtype,), 1 << 20), RANK)
         own, common = generators(number)
         call = Call(case, make_input(case, own), common)
         inputs = gathered(call.input)
@@ -77,6 +77,7 @@ def graphs(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, replays: int
         calls, inputs = [], []
         for number in range(4):
             case = draw(shared, (dtype,), 1 << 16)._replace(in_place=0, special="")
+            case = of_rank(case, RANK)
             own, common = generators(1000 + number)
             calls.append(Call(case, make_input(case, own), common))
             inputs.append(gathered(calls[-1].input))
@@ -183,6 +184,7 @@ def group_in_its_place() -> None:
     shared = random.Random(3)
     for number in range(40):
         case = draw(shared, (torch.bfloat16,), 1 << 16)._replace(special="", in_place=number % 3)
+        case = of_rank(case, RANK)
         own, common = generators(number)
         call = Call(case, make_input(case, own), common)
         inputs = gathered(call.input)
