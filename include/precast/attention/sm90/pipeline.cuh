@@ -67,9 +67,10 @@ struct WorkSlot {
   bool is_valid;
 };
 
-// The tile in work, the one that is copied, and the next one, which producers that all copy find
-// before they copy. Why not more: a CTA should not take tickets long before it can use them.
-constexpr int kWorkSlots = 3;
+// The tile in work, the one that is copied, and the next ones, of which producers that all copy
+// find one before they copy. Why not more: a CTA should not take tickets long before it can use
+// them.
+constexpr int kWorkSlots = 4;
 
 template <typename Tile>
 struct Sm90SharedStorage {
