@@ -2,7 +2,7 @@
 """All-reduce of registered buffers, beside FlashInfer's of the same interface and NCCL.
 
 "in place" reads inputs where they are, as graphs of engines do; "copied" copies them to a
-registered buffer first, as engines do outside of graphs. Times are taken as bench_allreduce.py takes them.
+registered buffer first, as engines do outside of graphs. Times are taken as by bench_allreduce.py.
 
     python benchmarks/bench_custom_all_reduce.py --world 2 4 --json custom_all_reduce.json
 """

@@ -126,10 +126,10 @@ void check_group_scales(const Arg& scales, const Arg& in, int64_t group_size) {
 
 void allreduce_export(TensorView block, int64_t world, TensorView input, TensorView output,
                       int64_t strategy, bool triggers_early, bool enable_pdl) {
-  const WorkspaceBlock& b = block_of(block, world);
   const Arg in = PRECAST_ARG(kOp, input);
   const Arg out = PRECAST_ARG(kOp, output);
   TensorMatch(in).cuda().dtype(allreduce_fusion_dtype).contiguous();
+  const WorkspaceBlock& b = block_of(block, world);
   Tensors tensors(in);
   AllReduceParams params = {};
   params.output = tensors.output(out, allreduce_fusion_dtype);
@@ -173,12 +173,12 @@ void allreduce_norm_export(TensorView block, int64_t world, TensorView input,
                            OptionalTensor scale_factor, int64_t mode, int64_t group_size,
                            double rms_eps, double weight_bias, int64_t strategy,
                            bool triggers_early, bool enable_pdl) {
-  const WorkspaceBlock& b = block_of(block, world);
   const DType dtype = allreduce_fusion_dtype;
   const Arg in = PRECAST_ARG(kOp, input);
   const Arg added = PRECAST_ARG(kOp, residual_in);
   const Arg by = PRECAST_ARG(kOp, rms_gamma);
   TensorMatch(in).cuda().dtype(dtype).rank(2, 2).contiguous();
+  const WorkspaceBlock& b = block_of(block, world);
   check_at_least(kOp, "rms_eps", rms_eps, 0.0);
   check_not_nan(kOp, "weight_bias", weight_bias);
   const int64_t rows = input.size(0), hidden = input.size(1);

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combines the splits of a tile from the split workspace to the output (split-KV). The splits are
-// added in their order, so the result does not depend on which CTA combines them.
+// Combines the splits of a tile from the split workspace to the output
+// (split-KV). The splits are added in their order, so the result does not
+// depend on which CTA combines them.
 //
-// A 16-row tile is combined by the CTA that writes its last split. The partial results of larger
-// tiles are many times as large, so all CTAs of the tile that can wait combine it together.
+// A 16-row tile is combined by the CTA that writes its last split. The partial
+// results of larger tiles are many times as large, so all CTAs of the tile that
+// can wait combine it together.
 #pragma once
 
 #include "precast/attention/epilogue.cuh"
-#include "precast/core/cp_async.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-// Adds to a split counter and returns its old value. What the CTA wrote before a barrier is visible
-// to a thread that adds later, and after a barrier to that thread's CTA.
+// Adds to a split counter and returns its old value. What the CTA wrote before
+// a barrier is visible to a thread that adds later, and after a barrier to that
+// thread's CTA.
 __device__ __forceinline__ uint32_t atomic_add_acq_rel(int32_t* counter, uint32_t x) {
   uint32_t value;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -82,129 +84,24 @@ __device__ __forceinline__ void combine_columns(const AttentionParams& p, const 
   }
 }
 
-// Combines the splits of the rows of this warp (16-row tile): every kWarps-th row, in groups of 128
-// columns, of which each lane has four. The partial results pass through `scratch`, shared memory
-// of this warp at a multiple of 16, of `scratch_bytes`; their order and the result do not depend on
-// its size. Why not in registers: code for that is ten times as long, and runs once, on one of the
-// SMs, so that it waited for its instructions most of the time.
-template <typename Tile, typename Q>
-__device__ __forceinline__ void combine_rows(const AttentionParams& p, const BlockInfo& block,
-                                             uint32_t scratch, int scratch_bytes) {
-  constexpr int kGroups = (Tile::kDimV + 127) / 128;  // of columns
-  constexpr int kSlotBytes = 512;                     // of a split and a group, 16 for each lane
-  const int lane = threadIdx.x % 32, num_splits = block.work.num_splits;
-  const int first_row = threadIdx.x / 32, slots = scratch_bytes / kSlotBytes;
-  const int items = (block.num_rows - first_row + Tile::kWarps - 1) / Tile::kWarps * kGroups;
-  const int chunk = min(slots, num_splits);        // splits that are copied at once
-  const int at_once = max(1, slots / num_splits);  // items that are
-  // Offsets in units of 16 bytes. Split 0 does not fit the step of the other splits.
-  constexpr uint32_t kPartial = kPartialFloats<Tile> / 4;
-  const uint32_t first_split = block.work.partial(0) * kPartial,
-                 step = block.work.partial_step * kPartial,
-                 other_splits = block.work.partial(1) * kPartial - step;
-  const PartialResult base = PartialResult::at<Tile>(p.partials);
-  const auto split_of = [&](const void* first, int split) {
-    const uint32_t offset = split == 0 ? first_split : other_splits + split * step;
-    return static_cast<const uint4*>(first) + offset;
-  };
-  const uint32_t own = scratch + lane * 16;
-  const auto copy = [&](int slot, const float* from, int begin, int count) {
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      cp_async(own + (slot + i) * kSlotBytes, split_of(from, begin + i), from != nullptr);
-    }
-  };
-  const auto row_of = [&](int item) { return first_row + item / kGroups * Tile::kWarps; };
-  const auto column_of = [&](int item) { return item % kGroups * 128 + lane * 4; };
-  const auto columns_of = [&](int item) {  // null if there are no such columns
-    const int offset = PartialResult::offset<Tile>(row_of(item), column_of(item));
-    return column_of(item) < Tile::kDimV ? base.acc_o + offset : nullptr;
-  };
-#pragma unroll 1
-  for (int first = 0; first < items; first += at_once) {
-    const int end = min(first + at_once, items);
-#pragma unroll 1
-    for (int item = first; item < end; ++item) {
-      copy((item - first) * chunk, columns_of(item), 0, chunk);
-    }
-    cp_async_commit_group();
-#pragma unroll 1
-    for (int item = first; item < end; ++item) {
-      const auto row_stats = [&](int split) {
-        const void* const first = base.row_stats + row_of(item);
-        return __ldcg(reinterpret_cast<const float2*>(split_of(first, split)));
-      };
-      // The statistics of split s are in lane s % 32; those from split 64 on are loaded again.
-      float2 stats[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        stats[i] = make_float2(negative_infinity(), 0.0f);
-        if (lane + 32 * i < num_splits) stats[i] = row_stats(lane + 32 * i);
-      }
-      float row_max = fmaxf(stats[0].x, stats[1].x);
-#pragma unroll 1
-      for (int split = lane + 64; split < num_splits; split += 32) {
-        row_max = fmaxf(row_max, row_stats(split).x);
-      }
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, distance));
-      }
-      const float scales[2] = {exp2_relative(stats[0].x, row_max),
-                               exp2_relative(stats[1].x, row_max)};
-      float row_sum = stats[0].y * scales[0] + stats[1].y * scales[1];
-#pragma unroll 1
-      for (int split = lane + 64; split < num_splits; split += 32) {
-        const float2 more = row_stats(split);
-        row_sum = fmaf(more.y, exp2_relative(more.x, row_max), row_sum);
-      }
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        row_sum += __shfl_xor_sync(0xffffffffu, row_sum, distance);
-      }
-      CombinedColumns combined;
-      combined.row_stats = make_float2(row_max, row_sum);
-#pragma unroll 1
-      for (int begin = 0; begin < num_splits; begin += chunk) {
-        const int stop = min(begin + chunk, num_splits);
-        if (begin > 0) copy(0, columns_of(item), begin, stop - begin);
-        cp_async_commit_group();
-        cp_async_wait_group<0>();  // a lane reads what it has copied itself
-        uint32_t at = own + (begin > 0 ? 0 : (item - first) * chunk) * kSlotBytes;
-        int split = begin;
-#pragma unroll 4
-        for (; split < min(stop, 64); ++split, at += kSlotBytes) {
-          const float scale = __shfl_sync(0xffffffffu, split < 32 ? scales[0] : scales[1], split);
-          combined.add(load_float4(at), scale);
-        }
-#pragma unroll 1
-        for (; split < stop; ++split, at += kSlotBytes) {
-          combined.add(load_float4(at), exp2_relative(row_stats(split).x, row_max));
-        }
-      }
-      if (column_of(item) < Tile::kDimV) {
-        write_combined<Q>(p, block, row_of(item), column_of(item), combined);
-      }
-    }
-  }
-}
-
 // Shared memory of the CTA.
 struct CombineSharedStorage {
   uint32_t broadcast;    // from thread 0 to all threads
   uint32_t begin_clock;  // clock() when the CTA began
 };
 
-// The first split counter of a tile holds three counts of CTAs: those that have written their split
-// (arrived), those of them that did not wait for the others (gone), and those that have finished
-// (left). The second counter hands out chunks of the tile to combine.
+// The first split counter of a tile holds three counts of CTAs: those that have
+// written their split (arrived), those of them that did not wait for the others
+// (gone), and those that have finished (left). The second counter hands out
+// chunks of the tile to combine.
 constexpr int kCountBits = 10;
 constexpr uint32_t kMaxCounted = (1 << kCountBits) - 1;
 constexpr uint32_t kArrived = 1, kGone = kArrived << kCountBits, kLeft = kGone << kCountBits;
 
-// Counts this CTA's split as written. Returns the counter once all splits are written, or 0 if this
-// CTA does not wait for that: because it has more work, or because it has waited as long as it had
-// worked. Why not longer: the other CTAs may not even run yet. One thread calls it.
+// Counts this CTA's split as written. Returns the counter once all splits are
+// written, or 0 if this CTA does not wait for that: because it has more work,
+// or because it has waited as long as it had worked. Why not longer: the other
+// CTAs may not even run yet. One thread calls it.
 __device__ __forceinline__ uint32_t wait_for_splits(int32_t* counter, uint32_t num_splits,
                                                     bool may_wait, uint32_t begin_clock) {
   const auto all_arrived = [&](uint32_t counts) { return (counts & kMaxCounted) == num_splits; };
@@ -222,10 +119,10 @@ __device__ __forceinline__ uint32_t wait_for_splits(int32_t* counter, uint32_t n
   return all_arrived(counts) ? counts : 0;
 }
 
-// Combines a tile in chunks, together with all other CTAs that have a split of it and wait. If no
-// CTA is gone, the chunks of a CTA follow from its split index; otherwise from a counter. The CTA
-// that arrives last never goes, so the tile is always combined. The CTA that leaves last resets
-// both counters.
+// Combines a tile in chunks, together with all other CTAs that have a split of
+// it and wait. If no CTA is gone, the chunks of a CTA follow from its split
+// index; otherwise from a counter. The CTA that arrives last never goes, so the
+// tile is always combined. The CTA that leaves last resets both counters.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void combine_together(const AttentionParams& p, const BlockInfo& block,
                                                  int32_t* counters, bool may_wait,
@@ -270,14 +167,13 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
   }
 }
 
-// Combines the splits of a tile once all are written, and resets its split counters. All threads of
-// the CTA must call it after the CTA has written its split. `is_last_work`: the CTA has no more
-// work. `scratch` and its bytes: of combine_rows().
+// Combines the splits of a tile once all are written, and resets its split
+// counters. All threads of the CTA must call it after the CTA has written its
+// split. `is_last_work`: the CTA has no more work.
 template <typename Tile, typename Q>
 __device__ __noinline__ void combine_splits(const AttentionParams& p, const BlockInfo& block,
                                             int32_t* counters, bool is_last_work,
-                                            CombineSharedStorage& shared, uint32_t scratch = 0,
-                                            int scratch_bytes = 0) {
+                                            CombineSharedStorage& shared) {
   const uint32_t num_splits = block.work.num_splits;
   Tile::barrier();
   if constexpr (!Tile::kWarpsSplitKv) {
@@ -292,13 +188,9 @@ __device__ __noinline__ void combine_splits(const AttentionParams& p, const Bloc
   }
   Tile::barrier();
   if (shared.broadcast != num_splits - 1) return;
-  if constexpr (Tile::kWarpsSplitKv) {
-    combine_rows<Tile, Q>(p, block, scratch, scratch_bytes);
-  } else {
-    const int items = block.num_rows * (Tile::kDimV / 4);
-    for (int i = Tile::thread(); i < items; i += Tile::kThreads) {
-      combine_columns<Tile, Q>(p, block, i, items);
-    }
+  const int items = block.num_rows * (Tile::kDimV / 4);
+  for (int i = Tile::thread(); i < items; i += Tile::kThreads) {
+    combine_columns<Tile, Q>(p, block, i, items);
   }
 }
 

@@ -258,27 +258,13 @@ struct CombinedColumns {
     for (int i = 0; i < kCount; ++i) {
       const float partial_scale = exp2_relative(partial_stats[i].x, new_max);
       row_stats.y = fmaf(partial_stats[i].y, partial_scale, row_stats.y);
-      add(partial_o[i], partial_scale);
+      acc_o.x = fmaf(partial_o[i].x, partial_scale, acc_o.x);
+      acc_o.y = fmaf(partial_o[i].y, partial_scale, acc_o.y);
+      acc_o.z = fmaf(partial_o[i].z, partial_scale, acc_o.z);
+      acc_o.w = fmaf(partial_o[i].w, partial_scale, acc_o.w);
     }
   }
-
-  // Adds acc_o of a partial result that `scale` makes relative to row_max.
-  __device__ __forceinline__ void add(const float4& partial_o, float scale) {
-    acc_o.x = fmaf(partial_o.x, scale, acc_o.x);
-    acc_o.y = fmaf(partial_o.y, scale, acc_o.y);
-    acc_o.z = fmaf(partial_o.z, scale, acc_o.z);
-    acc_o.w = fmaf(partial_o.w, scale, acc_o.w);
-  }
 };
-
-__device__ __forceinline__ float4 load_float4(uint32_t shared) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(shared)
-               : "memory");
-  return x;
-}
 
 // Writes the output of four columns of a row, and the row's lse with the first of them.
 template <typename Q>

@@ -127,7 +127,7 @@ class KvPipeline {
     switch_tile();
     look_up_pages<true>();
     early_page_ = page_;
-    prefetch_blocks();
+    prefetch_block();
   }
 
   __device__ __forceinline__ void look_up_again() {
@@ -293,46 +293,25 @@ class KvPipeline {
     page_ = load_page<kEarly>(p_.kv_indices + page_, exists);
   }
 
-  // Prefetches rows of KV blocks from that at next_token_ on to L2.
-  __device__ __forceinline__ void prefetch_blocks() const {
+  // Prefetches rows of the KV block at next_token_ to L2. Why not more: the prefetches of an SM
+  // come one after another, and with more of them short requests took longer.
+  __device__ __forceinline__ void prefetch_block() const {
+    constexpr int kMostRows = 16;
     if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
-    uint32_t pages[Tile::kEarlyBlocks], entries[Tile::kEarlyBlocks];
-    bool exists[Tile::kEarlyBlocks];
-#pragma unroll
-    for (int i = 0; i < Tile::kEarlyBlocks; ++i) {
-      pages[i] = page_;
-      entries[i] = page_entry_;
-      const int32_t token = next_token_ + i * kTokenStep + thread() % Tile::kBlockN;
-      exists[i] = token < end_token_;
-      if (i == 0) continue;
-      const uint32_t page = p_.page_size.divide(token), at = kv_start_ + page;
-      entries[i] = token - page * p_.page_size.value;
-      pages[i] = at;
-      if (p_.kv_indices == nullptr) continue;
-      exists[i] = exists[i] && at < p_.num_kv_indices;
-      if (exists[i]) pages[i] = load_relaxed(p_.kv_indices + at);
-    }
+    if (thread() % Tile::kBlockN >= kMostRows) return;
+    const int32_t token = next_token_ + thread() % Tile::kBlockN;
+    if (token >= end_token_ || page_ >= p_.num_pages) return;
+    const uint64_t page = page_, entry = page_entry_;
+    const bool is_v = looks_up_v();
     constexpr int kBits = KvFormat<KV>::kBits;
-#pragma unroll
-    for (int i = 0; i < Tile::kEarlyBlocks; ++i) {
-      if (!exists[i] || pages[i] >= p_.num_pages) continue;
-      const uint64_t page = pages[i], entry = entries[i];
-      if (!looks_up_v()) {
-        prefetch_row<Tile::kDimK * kBits / 8>(
-            base(false) + (page * p_.k.page_stride + entry * p_.k.entry_stride));
-      }
-      if (looks_up_v() || !kSeparateKvLookups) {
-        prefetch_row<Tile::kDimV * kBits / 8>(
-            base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride));
-      }
+    if (!is_v) {
+      prefetch_bytes_to_l2(base(false) + (page * p_.k.page_stride + entry * p_.k.entry_stride),
+                           Tile::kDimK * kBits / 8);
     }
-  }
-
-  // Why not by one bulk prefetch: those of an SM come one after another, 20 to 60 clocks apart.
-  template <int kBytes>
-  static __device__ __forceinline__ void prefetch_row(const uint4* row) {
-#pragma unroll
-    for (int i = 0; i < kBytes; i += 128) prefetch_to_l2(row + i / 16);
+    if (is_v || !kSeparateKvLookups) {
+      prefetch_bytes_to_l2(base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride),
+                           Tile::kDimV * kBits / 8);
+    }
   }
 
   // Writes the addresses of these tokens to the table. Why not in look_up_pages(): the loads take

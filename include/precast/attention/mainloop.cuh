@@ -97,12 +97,8 @@ class AttentionMainloop {
       prepare_q(block, smem_q);
       process_tile(block, has_next ? &queue.blocks[next] : nullptr, pipeline, smem_q, next_smem_q);
       if (block.work.num_splits > 1) {
-        // If no copies are in flight, all stages of a warp are free, else one of them.
-        const uint32_t stages = shared_address(smem_kv_ + warp_kv_ * Tile::kPipelineBytes);
         combine_splits<Tile, Q>(p_, block, queue.counters + block.work.counter, !has_next,
-                                shared_.combine,
-                                stages + (has_next ? pipeline.free_stage_offset() : 0),
-                                has_next ? Tile::kStageBytes : Tile::kPipelineBytes);
+                                shared_.combine);
       }
       if (!has_next) return;
       if constexpr (Tile::kWarpsSplitKv) {

@@ -103,7 +103,6 @@ struct AttentionTile {
   static constexpr bool kWarpsSplitKv = kBlockM == kDecodeBlockM;
   // Whether CTAs start before the previous grid has ended; see AttentionMainloop::start().
   static constexpr bool kStartsEarly = kWarpsSplitKv && PRECAST_SM >= 90;
-  static constexpr int kEarlyBlocks = 1;  // of a warp, which it prefetches then
   static constexpr int kDimK = kDimQ;
   static constexpr int kVSplits = attention_v_splits(kDimAll);
   static constexpr int kDimV = kDimAll / kVSplits;

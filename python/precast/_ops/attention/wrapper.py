@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
@@ -34,6 +36,25 @@ from precast._ops.attention.signature import checked_first
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
 _RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
+#: Types of options that ``forward()`` need not look at again.
+_USUAL = (bool, int, float, str, NoneType)
+_NOTHING_FORWARDED: tuple[Any, Any] = (None, None)
+
+
+class _Reads(NamedTuple):
+    """How a call of ``forward()`` is read: its options, and the arguments of ``run()``."""
+
+    options: Callable[[Any], tuple[Any, ...]]
+    names: tuple[str, ...]
+    arguments: Callable[[Any], tuple[Any, ...]]
+
+
+@functools.cache
+def _reads_of(given: type) -> _Reads:
+    """Make the readers of the arguments of one method, each of two names or more."""
+    options = [name for name in Scores._fields if hasattr(given, name)]
+    names = tuple(name for name in _RUN_ARGUMENTS if hasattr(given, name))
+    return _Reads(operator.attrgetter(*options), names, operator.attrgetter(*names))
 
 
 class AttentionWrapper(PlanAttributes):
@@ -87,6 +108,8 @@ class AttentionWrapper(PlanAttributes):
         self._jit_module = None
         self._cached_module: CachedModule | None = None
         self._sinks: torch.Tensor | None = None
+        #: The plan and the options of the latest call of ``forward()``.
+        self._forwarded = _NOTHING_FORWARDED
         self._plan = AttentionPlan(
             Model(),
             PlanShape(),
@@ -340,7 +363,21 @@ class AttentionWrapper(PlanAttributes):
     # -- deprecated -------------------------------------------------------------------------------
 
     def _forward(self, given: Any, return_lse: bool = False) -> Any:
-        """Run with options of ``forward()`` in the place of the plan's, which they stay."""
+        """Run with options of ``forward()`` in the place of the plan's, which they stay.
+
+        Engines call it in every layer with the same options. Only the first call after a plan
+        looks at them, so that those behind it cost little more than ``run()``.
+        """
+        reads = _reads_of(type(given))
+        options = reads.options(given)
+        plan, known = self._forwarded
+        if plan is not self._plan or known != options:
+            return self._forward_anew(given, reads, return_lse)
+        arguments = dict(zip(reads.names, reads.arguments(given)))
+        return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+
+    def _forward_anew(self, given: Any, reads: _Reads, return_lse: bool) -> Any:
+        """Run with options that may not be those of the plan."""
         name, before, planned = self._name, self._plan, self._plan.shape
         options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
         if options["logits_soft_cap"] is None:
@@ -349,18 +386,22 @@ class AttentionWrapper(PlanAttributes):
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
         validation.check_rope(name, scores.rope_scale, scores.rope_theta)
-        arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
         if scores != before.scores:
             given.public_arguments.check(given._asdict())
             self._plan = before._replace(scores=scores, block=None)
         try:
             self._widen()
-            return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+            arguments = dict(zip(reads.names, reads.arguments(given)))
+            result = self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
         except RAW_KINDS:
             # A later run() would fail, too, or have other options. A wider division serves them.
             shape = self._plan.shape
             self._plan = before if shape is planned else before._replace(shape=shape, block=None)
             raise
+        # Options of other types, which compare equal, are looked at each time.
+        is_usual = all(type(value) in _USUAL for value in reads.options(given))
+        self._forwarded = (self._plan, reads.options(given)) if is_usual else _NOTHING_FORWARDED
+        return result
 
     def _widen(self) -> None:
         """Divide the work again if queries now see tokens that the plan has left out."""
