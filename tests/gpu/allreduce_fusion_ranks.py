@@ -107,7 +107,7 @@ def errors(workspace: AllReduceFusionWorkspace) -> None:
         ({"pattern": 0, "output": out[:2]}, "must have input's shape"),
         ({"pattern": 0, "output": out.half()}, "output must be bfloat16, got float16"),
         ({"pattern": 0, "output": out.cpu()}, "output must be on cuda"),
-        ({"pattern": 0, "output": out.T.reshape(256, 4).T}, "output must be contiguous"),
+        ({"pattern": 0, "output": out.new_empty(256, 4).T}, "output must be contiguous"),
         ({"pattern": 1}, "residual_in must be a tensor"),
         ({"pattern": 1, **norm, "rms_gamma": x[0, :8]}, r"rms_gamma must have shape \[256\]"),
         ({"pattern": 1, **norm, "rms_eps": -1.0}, "rms_eps must be"),

@@ -16,7 +16,8 @@ from attention_cases import Case, Space, draw
 from attention_dense import causal, dense, indptr
 
 import precast
-from precast._ops.attention import kernels, sm90
+from precast._ops.attention import kernels, single, sm90
+from precast._ops.attention.functional import context
 from precast.prefill import batch_prefill_with_ragged_kv_cache_reference
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -636,7 +637,7 @@ def test_a_graph_of_fp8_with_new_lengths_and_contents(generator):
 
 def test_single_prefill_and_context_multiply_fp8(generator, monkeypatch):
     launched = []
-    for table in (kernels.run_ragged_sm90_fp8, kernels.run_paged_sm90_fp8):
+    for table in (single.single_prefill_fp8, context._EXPORT_FP8):
         key = BF16, 128, 128, torch.cuda.current_device()
         monkeypatch.setitem(
             table, key, lambda *args, inner=table[key]: launched.append(1) or inner(*args)

@@ -200,6 +200,26 @@ def test_what_overlaps_is_refused(single: Any) -> None:
         allreduce_fusion(x, single, 0, output=torch.zeros(256, 3).bfloat16().T)
 
 
+def test_torch_compile_traces_it_whole() -> None:
+    memory = torch.zeros(workspaces.CONTROL_BYTES + 4096, dtype=torch.uint8)
+    buffers = peer_buffers.PeerBuffers([memory.data_ptr()], memory, None, lambda: None)
+    made = workspaces.TRTLLMAllReduceFusionWorkspace(1, 0, 8, 64, torch.bfloat16, None, buffers)
+
+    def layer(x: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        y = allreduce_fusion(
+            x * 2, made, 1, residual_in=residual, residual_out=residual, rms_gamma=gamma
+        )
+        return allreduce_fusion(y, made, 0) + 1
+
+    x, gamma = torch.randn(8, 64).bfloat16(), torch.ones(64).bfloat16()
+    residuals = [torch.ones_like(x) for _ in range(2)]
+    wanted = layer(x, residuals[0], gamma)
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, residuals[1], gamma)
+    assert torch.equal(got, wanted)
+    assert torch.equal(*residuals)
+    made._destroyed = True  # there is no GPU to wait for
+
+
 def test_a_workspace_that_is_none_or_destroyed() -> None:
     made = create_allreduce_fusion_workspace("trtllm", 1, 0, 4, 8, torch.float16)
     made.destroy()

@@ -50,6 +50,8 @@ WITHOUT_TEMPLATE = {
     "supports_gated_residual_next_rmsnorm": "answers without a kernel",
     "supports_rmsnorm_sigmoid_gate": "answers without a kernel",
     "create_allreduce_fusion_workspace": "shares memory between processes",
+    "create_shared_buffer": "shares memory between processes",
+    "free_shared_buffer": "frees what processes share",
     "trtllm_create_ipc_workspace_for_all_reduce_fusion": "shares memory between processes",
     "trtllm_destroy_ipc_workspace_for_all_reduce_fusion": "frees what processes share",
     "allreduce_fusion": "needs the other processes, which no definition has",
@@ -108,6 +110,8 @@ def _public_functions() -> dict[str, Op]:
             if not str(getattr(value, "__module__", "")).startswith("precast._ops."):
                 continue
             if inspect.isclass(value):
+                if module.__name__ == "precast.comm":  # They hold what processes share.
+                    continue
                 methods = inspect.getmembers(value, inspect.isfunction)
                 found |= {f"{name}.{m}": f for m, f in methods if m[0] != "_" and m != "reference"}
             elif callable(value) and not value.__name__.endswith("_reference"):

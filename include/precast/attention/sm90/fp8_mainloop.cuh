@@ -79,7 +79,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       const float no_factor[2] = {1.0f, 1.0f};
       --left;
       const int32_t token = block.work.kv_begin + left * Tile::kBlockN;
-      shared_.q.wait_full(state_after<Tile::kQueryStages>(tiles_), "Q");
+      shared_.q.wait_full(PipelineState<Tile::kQueryStages>::after(tiles_), "Q");
       load_row_scales(block);
       wait_for_keys("the first K");
       if (block.work.kv_end - token <= Tile::kLeastN) {
@@ -88,7 +88,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
         process_last_block<Tile::kBlockN>(block, token, softmax, p, factor);
       }
       if constexpr (Tile::kOverlaps) {
-        Known next = {false, false, has_masks(block, left - 1)};
+        Known next = {false, has_masks(block, left - 1)};
         while (left > 0) {
           --left;
           process_block_beside_pv(block, left, softmax, p, acc_o, factor, next);
@@ -126,11 +126,11 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   }
 
   __device__ __forceinline__ void wait_for_keys(const char* name) {
-    shared_.k.wait_full(state_after<Tile::kStages>(blocks_), name);
+    shared_.k.wait_full(PipelineState<Tile::kStages>::after(blocks_), name);
   }
   // Those of the block whose P has been computed.
   __device__ __forceinline__ void wait_for_values() {
-    shared_.v.wait_full(state_after<Tile::kStages>(blocks_ - 1), "V^T");
+    shared_.v.wait_full(PipelineState<Tile::kStages>::after(blocks_ - 1), "V^T");
   }
 
   // The scales of the heads of this lane's rows.
@@ -177,7 +177,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     if constexpr (Tile::kGeneral) {
       this->transform_and_mask(block, token, visible, acc_s);
     } else if (token < block.unmasked_begin || token + kColumns > block.unmasked_end) {
-      this->template mask<kColumns>(block, token, acc_s);
+      mask<kColumns>(block, token, acc_s);
     }
     const bool grows = softmax.update_max(acc_s, row_scales_.of, factor);
     softmax.exp_scores(acc_s, row_scales_.of);
@@ -185,9 +185,32 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     return grows;
   }
 
+  // Sets the scores to -inf that causal mask, window and the end of the tokens hide. Why one row
+  // after the other: it takes fewer registers, of which this path has none to spare.
+  template <int kColumns>
+  __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first,
+                                       float (&acc_s)[kColumns / 2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const PackGqaRow row(p_, block, sm90_row<Tile>(half));
+      const MaskBounds bounds(p_, block.work, row.q_idx);
+      const int32_t before = first + threadIdx.x % 4 * 2;
+      const int32_t begin = bounds.begin - before, end = bounds.end - before;
+#pragma unroll
+      for (int i = 2 * half; i < kColumns / 2; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (2 * i + j < begin + 4 * half || 2 * i + j >= end + 4 * half) {
+            acc_s[i + j] = negative_infinity();
+          }
+        }
+      }
+    }
+  }
+
   // What is known of the next block early, because it takes long to find out.
   struct Known {
-    bool has_keys, has_values;  // whether its K is there, and V^T of the block before it
+    bool is_there;  // its K, and V^T of the block before it
     bool has_masks;
   };
 
@@ -205,11 +228,11 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
                                                           Known& known) {
     AccS acc_s;
     float acc_pv[(kColumnsO + Tile::kOnes) / 2], next_factor[2];
-    if (!known.has_keys) wait_for_keys("K");
+    if (!known.is_there) wait_for_keys("K");
     wgmma_fence();
     multiply_qk<Tile::kBlockN>(acc_s);
     wgmma_commit_group();
-    if (!known.has_values) wait_for_values();
+    if (!known.is_there) wait_for_values();
     wgmma_fence();
     multiply_pv(acc_pv, p, 0);
     wgmma_commit_group();
@@ -219,18 +242,18 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     ++blocks_;
     if (known.has_masks) {
       const int32_t token = block.work.kv_begin + number * Tile::kBlockN;
-      this->template mask<Tile::kBlockN>(block, token, acc_s);
+      mask<Tile::kBlockN>(block, token, acc_s);
     }
     softmax.update_max(acc_s, row_scales_.of, next_factor);
     softmax.exp_scores(acc_s, row_scales_.of);
     wgmma_wait_group<0>();
     keep_behind_wait(acc_pv);
     mbarrier_arrive_of_warp(&shared_.v.empty[(blocks_ - 2) % Tile::kStages]);
-    const auto keys = state_after<Tile::kStages>(blocks_);
-    const auto values = state_after<Tile::kStages>(blocks_ - 1);
-    known = {mbarrier_test_parity(&shared_.k.full[keys.stage], keys.parity),
-             mbarrier_test_parity(&shared_.v.full[values.stage], values.parity),
-             has_masks(block, number - 1)};
+    const auto keys = PipelineState<Tile::kStages>::after(blocks_);
+    const auto values = PipelineState<Tile::kStages>::after(blocks_ - 1);
+    known.is_there = mbarrier_test_parity(&shared_.k.full[keys.stage], keys.parity) &
+                     mbarrier_test_parity(&shared_.v.full[values.stage], values.parity);
+    known.has_masks = has_masks(block, number - 1);
     add_columns(acc_o, acc_pv, 0, factor);
     factor[0] = next_factor[0];
     factor[1] = next_factor[1];

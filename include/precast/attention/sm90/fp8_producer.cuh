@@ -58,7 +58,7 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
         pipeline(
             work, [&](int32_t begin, uint32_t number) { copy_boxes(block, begin, number, warp); },
             [&](bool, int count) {
-              shared_.staged.wait_full(state_after<Tile::kStagedStages>(transposed_), "V");
+              shared_.staged.wait_full(PipelineState<Tile::kStagedStages>::after(transposed_), "V");
               transpose<true>(count, warp);
             });
       }
@@ -89,7 +89,8 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
         warp, has_atoms ? Layout::kPanels * Layout::kAtomBytes : Layout::kAtomBytes,
         has_atoms ? Layout::kAtomBytes : Tile::kBlockN * Layout::kPanelBytes);
     const int staged = transposed_ % Tile::kStagedStages, stage = transposed_ % Tile::kStages;
-    shared_.v.wait_empty(state_after<Tile::kStages>(transposed_), "an empty buffer of V^T");
+    shared_.v.wait_empty(PipelineState<Tile::kStages>::after(transposed_),
+                         "an empty buffer of V^T");
     transposer.run(staged_values(buffers_, staged), buffers_.v(stage), count, warp);
     fence_shared_for_async();
     __syncwarp();
@@ -107,12 +108,13 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
                                              int warp) {
     if (warp == 0) {
       const int stage = number % Tile::kStages;
-      shared_.k.wait_empty(state_after<Tile::kStages>(number), "an empty buffer of K");
+      shared_.k.wait_empty(PipelineState<Tile::kStages>::after(number), "an empty buffer of K");
       copy_boxes<typename Tile::KeyLayout>(params_.k, block, begin, &shared_.k.full[stage],
                                            buffers_.k(stage));
     } else if (warp == 1) {
       const int stage = number % Tile::kStagedStages;
-      shared_.staged.wait_empty(state_after<Tile::kStagedStages>(number), "an empty buffer of V");
+      shared_.staged.wait_empty(PipelineState<Tile::kStagedStages>::after(number),
+                                "an empty buffer of V");
       copy_boxes<typename Tile::ValueLayout>(params_.v, block, begin, &shared_.staged.full[stage],
                                              staged_values(buffers_, stage));
     }
@@ -137,7 +139,7 @@ class Sm90Fp8Producer : Sm90Producer<Tile> {
       this->template copy_rows<decltype(layout), kRowsOfWarp, 1>(
           this->row_address(cache, block.kv_head, page, token), target, first_row, count);
     };
-    shared_.k.wait_empty(state_after<Tile::kStages>(number), "an empty buffer of K");
+    shared_.k.wait_empty(PipelineState<Tile::kStages>::after(number), "an empty buffer of K");
     copy(typename Tile::KeyLayout(), p_.k, buffers_.k(number % Tile::kStages));
     // This warp alone reads its rows of V, and has read those that were here.
     copy(typename Tile::ValueLayout(), p_.v, staged_values(buffers_, number % Tile::kStagedStages));

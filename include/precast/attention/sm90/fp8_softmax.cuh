@@ -26,15 +26,10 @@ class Fp8Softmax {
   __device__ __forceinline__ bool update_max(const float (&acc_s)[kCount], const float (&scale)[2],
                                              float (&factor)[2]) {
     float block_max[2];
+    maximum(acc_s, block_max);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float even = acc_s[2 * half], odd = acc_s[2 * half + 1];
-#pragma unroll
-      for (int i = 4; i < kCount; i += 4) {
-        even = fmaxf(even, acc_s[i + 2 * half]);
-        odd = fmaxf(odd, acc_s[i + 2 * half + 1]);
-      }
-      block_max[half] = fmaxf(even, odd) * scale[half];
+      block_max[half] *= scale[half];
       factor[half] = 1.0f;
     }
     const bool grows = block_max[0] > row_max[0] + kLargest || block_max[1] > row_max[1] + kLargest;
@@ -46,6 +41,17 @@ class Fp8Softmax {
       factor[half] = exp2_relative(old_max, row_max[half]);
     }
     return true;
+  }
+
+  // The maxima of this lane's scores of its rows. Why two chains for each row, side by side: an
+  // instruction waits for the one before it in its chain.
+  template <int kCount>
+  static __device__ __forceinline__ void maximum(const float (&acc_s)[kCount], float (&rows)[2]) {
+    float x[4] = {acc_s[0], acc_s[1], acc_s[2], acc_s[3]};
+#pragma unroll
+    for (int i = 4; i < kCount; ++i) x[i % 4] = fmaxf(x[i % 4], acc_s[i]);
+    rows[0] = fmaxf(x[0], x[1]);
+    rows[1] = fmaxf(x[2], x[3]);
   }
 
   // Turns scores into P in fp32.

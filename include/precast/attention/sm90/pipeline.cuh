@@ -21,7 +21,8 @@ struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
-  // The state after `count` phases. Why: a producer keeps the count, in one register.
+  // The state after `count` phases. Why: a count takes one register, and several buffers may share
+  // it.
   static __device__ __forceinline__ PipelineState after(uint32_t count) {
     return {static_cast<int>(count % kStages), count / kStages % 2};
   }
@@ -33,14 +34,6 @@ struct PipelineState {
     }
   }
 };
-
-// The state after so many advances. Why: a count takes one register, and several buffers may share
-// it.
-template <int kStages>
-__device__ __forceinline__ PipelineState<kStages> state_after(uint32_t advances) {
-  static_assert((kStages & (kStages - 1)) == 0, "a power of 2: the count may overflow");
-  return {static_cast<int>(advances % kStages), advances / kStages % 2};
-}
 
 template <int kStages>
 struct PipelineBarriers {
@@ -67,10 +60,9 @@ struct WorkSlot {
   bool is_valid;
 };
 
-// The tile in work, the one that is copied, and the next ones, of which producers that all copy
-// find one before they copy. Why not more: a CTA should not take tickets long before it can use
-// them.
-constexpr int kWorkSlots = 4;
+// The tile in work, the one that is copied, and the next one, which producers that all copy find
+// before they copy. Why not more: a CTA should not take tickets long before it can use them.
+constexpr int kWorkSlots = 3;
 
 template <typename Tile>
 struct Sm90SharedStorage {

@@ -47,7 +47,7 @@ def _allreduce_norm_reference(
     residual_in: torch.Tensor,
     rms_gamma: torch.Tensor,
     scale_factor: torch.Tensor | None,
-    mode: int,
+    quant_mode: int,
     block_quant_group_size: int,
     rms_eps: float,
     weight_bias: float,
@@ -58,12 +58,13 @@ def _allreduce_norm_reference(
         rms_gamma,
         rms_eps,
         weight_bias,
-        mode,
+        quant_mode,
         block_quant_group_size,
         scale_factor,
     )
 
 
+# Why quant_mode: torch's own functions have an argument called mode.
 _BLOCK = {"block": Kind("Tensor {name}")}
 _ALLREDUCE = Export(
     "allreduce_fusion",
@@ -82,8 +83,8 @@ _ALLREDUCE_NORM = Export(
     "allreduce_norm",
     "block:block world:int input:T[rows,hidden] residual_in:like(input) rms_gamma:T[hidden] "
     "residual_out!?:like(input) norm_out!?:like(input) quant_out!?:like(input,e4m3,apart) "
-    "scale_out!?:any scale_factor?:f32[.] mode:int block_quant_group_size:int rms_eps:float(0-) "
-    "weight_bias:float(-) strategy:int triggers_early:bool launch_with_pdl:pdl",
+    "scale_out!?:any scale_factor?:f32[.] quant_mode:int block_quant_group_size:int "
+    "rms_eps:float(0-) weight_bias:float(-) strategy:int triggers_early:bool launch_with_pdl:pdl",
     reference=_allreduce_norm_reference,
     check=check_norm,
     kinds=_BLOCK,

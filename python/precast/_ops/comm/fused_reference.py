@@ -131,7 +131,7 @@ def check_norm(
     quant_out: torch.Tensor | None,
     scale_out: torch.Tensor | None,
     scale_factor: torch.Tensor | None,
-    mode: int,
+    quant_mode: int,
     block_quant_group_size: int,
 ) -> None:
     """What the binding checks."""
@@ -150,20 +150,20 @@ def check_norm(
             f"{export}: input's last dimension must be at most {MAX_ROW_BYTES // input.itemsize}, "
             f"got {hidden}"
         )
-    if mode != NO_QUANT and input.dtype == torch.float32:
+    if quant_mode != NO_QUANT and input.dtype == torch.float32:
         raise ValueError(
             f"{export}: input must be float16 or bfloat16 for a pattern with quantisation, got "
             f"float32"
         )
-    wanted = {"quant_out": (quant_out, mode != NO_QUANT)}
-    wanted["scale_factor"] = (scale_factor, mode == TENSOR)
-    wanted["scale_out"] = (scale_out, mode in (GROUP, TOKEN))
+    wanted = {"quant_out": (quant_out, quant_mode != NO_QUANT)}
+    wanted["scale_factor"] = (scale_factor, quant_mode == TENSOR)
+    wanted["scale_out"] = (scale_out, quant_mode in (GROUP, TOKEN))
     for name, (tensor, is_wanted) in wanted.items():
         if is_wanted and tensor is None:
             raise ValueError(f"{export}: {name} must be a tensor for this pattern, got None")
-    if mode == GROUP and scale_out is not None:
+    if quant_mode == GROUP and scale_out is not None:
         _check_group_scales(export, scale_out, rows, hidden, block_quant_group_size)
-    elif mode == TOKEN and scale_out is not None:
+    elif quant_mode == TOKEN and scale_out is not None:
         if scale_out.dtype != torch.float32 or [*scale_out.shape] != [rows, 1]:
             raise ValueError(
                 f"{export}: scale_out must be float32 of shape {[rows, 1]}, got {scale_out.dtype} "
