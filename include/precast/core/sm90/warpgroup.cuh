@@ -3,7 +3,8 @@
 // around the instructions of core/sm90/wgmma.cuh. All of it exists for sm_90a alone.
 //
 // Operands in shared memory consist of atoms: eight rows of 128 bytes, swizzled over 1024 bytes, as
-// TMA writes them, or of 64 bytes over 512. A descriptor says where the first atom lies and how far the next ones are.
+// TMA writes them, or of 64 bytes over 512. A descriptor says where the first atom lies and how far
+// the next ones are.
 //
 // Source   PTX ISA, "Asynchronous warpgroup-level matrix instructions".
 #pragma once
