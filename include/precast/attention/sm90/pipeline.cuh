@@ -60,16 +60,12 @@ struct WorkSlot {
   bool is_valid;
 };
 
-// The tile in work, the one that is copied, and the next one, which producers that all copy find
-// before they copy. Why not more: a CTA should not take tickets long before it can use them.
-constexpr int kWorkSlots = 3;
-
 template <typename Tile>
 struct Sm90SharedStorage {
   PipelineBarriers<Tile::kQueryStages> q;
   PipelineBarriers<Tile::kStages> k, v;
-  PipelineBarriers<kWorkSlots> work;
-  WorkSlot slots[kWorkSlots];
+  PipelineBarriers<Tile::kWorkSlots> work;
+  WorkSlot slots[Tile::kWorkSlots];
   int32_t* counters;  // split counters of the plan
   // A TileScheduler. Why not in registers: a producer has few of them.
   alignas(16) unsigned char scheduler[sizeof(TileScheduler)];

@@ -52,13 +52,13 @@ class Sm90Producer {
   // Fills the ring, and does nothing else. One thread calls it.
   __device__ __forceinline__ void find_all_work() {
     start_work();
-    for (PipelineState<kWorkSlots> state; find_work(state); state.advance()) continue;
+    for (PipelineState<Tile::kWorkSlots> state; find_work(state); state.advance()) continue;
   }
 
   // Calls visit(block) for each work tile, by all lanes of a warp.
   template <typename Visit>
   __device__ __forceinline__ void for_each_work(const Visit& visit) {
-    for (PipelineState<kWorkSlots> state;; state.advance()) {
+    for (PipelineState<Tile::kWorkSlots> state;; state.advance()) {
       shared_.work.wait_full(state, "work of a producer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
@@ -83,9 +83,9 @@ class Sm90Producer {
       leave_work(stage);
     };
     for (uint32_t count = 0;; ++count) {  // work tiles until now
-      const auto next = PipelineState<kWorkSlots>::after(count);
+      const auto next = PipelineState<Tile::kWorkSlots>::after(count);
       if (finds_work) find_work(next);
-      if (kLooksAhead && count > 0) process((count - 1) % kWorkSlots);
+      if (kLooksAhead && count > 0) process((count - 1) % Tile::kWorkSlots);
       shared_.work.wait_full(next, "work of a producer");
       if (!shared_.slots[next.stage].is_valid) return;
       if (!kLooksAhead) process(next.stage);
@@ -245,7 +245,7 @@ class Sm90Producer {
 
   // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
   // from the plan of this call.
-  __device__ __forceinline__ bool find_work(const PipelineState<kWorkSlots>& state) {
+  __device__ __forceinline__ bool find_work(const PipelineState<Tile::kWorkSlots>& state) {
     shared_.work.wait_empty(state, "an empty slot of work");
     WorkSlot& slot = shared_.slots[state.stage];
     slot.is_valid =
