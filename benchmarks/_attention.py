@@ -56,8 +56,16 @@ class Batch(NamedTuple):
     @property
     def bytes_moved(self) -> int:
         """Bytes of the keys and values of each request once, of queries and of outputs."""
-        cache = sum(self.lengths) * self.kv_heads * self.kv_dtype.itemsize
-        return sum(self.dims) * (cache + sum(self.queries) * self.qo_heads * self.dtype.itemsize)
+        cache = sum(self.lengths) * self.kv_heads * self.kv_dtype.itemsize * sum(self.dims)
+        rows = sum(self.queries) * self.qo_heads
+        return cache + rows * (
+            self.dim * self.dtype.itemsize + self.dims[1] * self.o_dtype.itemsize
+        )
+
+    @property
+    def o_dtype(self) -> torch.dtype:
+        """The dtype of outputs, which have at least 16 bits."""
+        return torch.bfloat16 if self.dtype.itemsize == 1 else self.dtype
 
     @property
     def flops(self) -> int:
@@ -78,7 +86,8 @@ class Batch(NamedTuple):
         parts = [f"{self.qo_heads}/{self.kv_heads}"]
         dims = f"d{self.dim}/{self.dim_vo}" if self.dim_vo else f"d{self.dim}"
         parts += [dims] * (dims != "d128")
-        parts += ["e4m3 KV"] * (self.kv_dtype.itemsize == 1)
+        is_fp8 = self.kv_dtype.itemsize == 1
+        parts += ["e4m3" if self.dtype.itemsize == 1 else "e4m3 KV"] * is_fp8
         parts += ["full"] * self.is_full
         parts += [f"window {self.window_left}"] * (self.window_left >= 0)
         parts += [f"pages of {self.page}"] * (self.page != PAGE)
@@ -180,12 +189,13 @@ class Batch(NamedTuple):
 
     @property
     def _dtypes(self) -> dict[str, torch.dtype]:
-        return {"q_data_type": self.dtype, "kv_data_type": self.kv_dtype}
+        dtypes = {"q_data_type": self.dtype, "kv_data_type": self.kv_dtype}
+        return dtypes if self.o_dtype is self.dtype else {**dtypes, "o_data_type": self.o_dtype}
 
     # -- plain PyTorch ----------------------------------------------------------------------------
 
     def eager_decode(self, q: Any, k: Any, v: Any, indptr: Any, indices: Any, last: Any) -> Any:
-        k, v = (_pages(cache, indices, q.dtype) for cache in (k, v))
+        k, v = (_pages(cache, indices, self.o_dtype) for cache in (k, v))
         return self._sdpa(q, k, v)
 
     def eager_paged(self, q: Any, k: Any, v: Any, bounds: Any, *table: Any) -> Any:
@@ -196,6 +206,7 @@ class Batch(NamedTuple):
 
     def _sdpa(self, q: Any, k: Any, v: Any) -> Any:
         """For requests that all have the same numbers of queries and tokens."""
+        q, k, v = (x.to(self.o_dtype) for x in (q, k, v))
         q, k, v = (x.unflatten(0, (len(self.queries), -1)).transpose(1, 2) for x in (q, k, v))
         n, m = self.queries[0], self.lengths[0]
         mask = None

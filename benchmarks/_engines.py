@@ -64,6 +64,12 @@ def parser(description: str, caches: Iterable[str]) -> argparse.ArgumentParser:
         "--logs", type=Path, help="a folder for the engines' whole logs and answers"
     )
     parser.add_argument(
+        "--only", choices=("ours", "other"), help="run these engines alone and compare nothing"
+    )
+    parser.add_argument(
+        "--reuse", action="store_true", help="take answers that --logs has instead of running again"
+    )
+    parser.add_argument(
         "--json", type=Path, help="write the results here, and the engines' logs beside as .log"
     )
     parser.add_argument("--csv", type=Path, help="write the table to this file")
@@ -106,6 +112,22 @@ def run_engine(options: Mapping[str, Any], folder: Path, script: Path) -> dict[s
         said = lines[-1] if lines else f"exit status {done.returncode}"
         said = _engine_log.without_names(said, _engine_log.names_of_this_machine())
         return {"error": f"{name}: {said}"}
+    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return found
+
+
+#: Options that say where something lies, and not what an engine does.
+PLACES = ("model", "caches")
+
+
+def answer_in(folder: Path, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an engine of these options has answered into the folder before, if it has."""
+    asked, answer = (folder / f"{name_of(options)}{end}" for end in (".options.json", ".json"))
+    if not (asked.is_file() and answer.is_file()):
+        return None
+    before = json.loads(asked.read_text(encoding="utf-8"))
+    if any(before.get(key) != value for key, value in options.items() if key not in PLACES):
+        return None
     found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return found
 
@@ -231,10 +253,18 @@ def measure(engine: Engine, pairs: Iterable[Pair], options: argparse.Namespace) 
             "chunk": 512,
         }
         for pair in pairs:
-            for asked in (pair.other, pair.ours):
-                if name_of(asked) not in answers:
-                    run = run_engine({**common, **asked}, folder, engine.script)
-                    answers[name_of(asked)] = run
+            of_pair = {"other": pair.other, "ours": pair.ours}
+            for which, asked in of_pair.items():
+                given = {**common, **asked}
+                if name_of(asked) in answers or options.only not in (None, which):
+                    continue
+                before = answer_in(folder, given) if options.reuse else None
+                answers[name_of(asked)] = before or run_engine(given, folder, engine.script)
+            if options.only:
+                run = answers[name_of(of_pair[options.only])]
+                if "error" in run:
+                    failures += [{"op": engine.name, "shape": pair.name, "error": run["error"]}]
+                continue
             other, ours = (answers[name_of(asked)] for asked in (pair.other, pair.ours))
             errors = [run["error"] for run in (ours, other) if "error" in run]
             if not errors:

@@ -54,6 +54,7 @@ def case(
         bind,
         eager if batch.uniform and batch.window_left < 0 else None,
         batch.flops,
+        # Probabilities are rounded to the dtype of queries.
         close=tolerance_of_attention(batch.dtype),
         reads=not batch.causal,
     )

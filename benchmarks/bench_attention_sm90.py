@@ -2,7 +2,8 @@
 """Prefills of engines besides those of ``attention``: other masks, heads, pages and lengths.
 
 Appended tokens, lengths that plan() gets on the GPU, full attention, a sliding window, pages of 1
-and 64 tokens, the heads of other models. On Hopper most of them run on kernels of their own.
+and 64 tokens, the heads of other models, queries in e4m3. On Hopper most of them run on kernels of
+their own.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             yield ragged(batch(count, tokens, tuple(heads), **more), f"{count} x {tokens}")
             if not more:
                 yield paged(batch(count, tokens, tuple(heads)), f"{count} x {tokens}")
-    for count, tokens in ((1, 4096), (1, 16384), (8, 2048)):
+    for count, tokens in SIZES:
         in_e4m3 = batch(count, tokens)._replace(kv_dtype=torch.float8_e4m3fn)
         yield ragged(in_e4m3, f"{count} x {tokens}")
         yield paged(in_e4m3, f"{count} x {tokens}")
+    if dtype is torch.bfloat16:
+        yield from _fp8_cases()
     yield ragged(batch(1, 8192, is_full=True), "1 x 8192")
     yield paged(batch(1, 8192, is_full=True), "1 x 8192")
     yield ragged(batch(1, 16384, window_left=WINDOW), "1 x 16384")
@@ -69,6 +72,25 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             )
             yield paged(appended, f"{count} x {new} of {tokens}")
             yield ragged(appended, f"{count} x {new} of {tokens}")
+
+
+def _fp8_cases() -> Iterator[Case]:
+    """Queries, keys and values that are all e4m3, with outputs in bfloat16."""
+    e4m3 = torch.float8_e4m3fn
+
+    def batch(count: int, tokens: int, heads: tuple[int, ...] = (32, 8, 128), **more: int) -> Batch:
+        lengths = [tokens] * count
+        return Batch(lengths, lengths, *heads, e4m3, e4m3, **more)  # type: ignore[arg-type]
+
+    for count, tokens in SIZES:
+        yield ragged(batch(count, tokens), f"{count} x {tokens}")
+    for count, tokens in ((1, 16384), (8, 2048)):
+        for page in (16, 1):
+            yield paged(batch(count, tokens, page=page), f"{count} x {tokens}")
+    yield ragged(batch(1, 8192, is_full=True), "1 x 8192")
+    for *heads, dim_vo in MODELS + MORE_MODELS:
+        more = {"dim_vo": dim_vo} if dim_vo != heads[2] else {}
+        yield ragged(batch(1, 8192, tuple(heads), **more), "1 x 8192")
 
 
 if __name__ == "__main__":

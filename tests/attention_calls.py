@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,8 +157,9 @@ def _outputs(case: Case, batch: Batch) -> dict[str, torch.Tensor]:
     if not case.out_given:
         return {}
     tokens, heads = batch.q.shape[:2]
-    out = batch.q.new_full((tokens, heads, case.head_dim_vo), torch.nan)
-    return {"out": out, "lse": batch.q.new_full((tokens, heads), torch.nan, dtype=torch.float32)}
+    new = functools.partial(torch.full, fill_value=torch.nan, device=batch.q.device)
+    out = new((tokens, heads, case.head_dim_vo), dtype=case.o_dtype or case.dtype)
+    return {"out": out, "lse": new((tokens, heads), dtype=torch.float32)}
 
 
 def call(case: Case, batch: Batch, workspace: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,6 +170,8 @@ def call(case: Case, batch: Batch, workspace: torch.Tensor) -> tuple[torch.Tenso
     host = (lambda t: t.cpu()) if case.lengths_on_host else (lambda t: t)
     table = tuple(host(t) for t in (batch.kv_indptr, batch.indices, batch.last_page_len))
     types = {"q_data_type": case.dtype, "kv_data_type": case.kv_dtype}
+    if case.o_dtype is not None:
+        types["o_data_type"] = case.o_dtype
     schedule: dict[str, Any] = {
         "fixed_split_size": case.fixed_split_size,
         "disable_split_kv": case.disable_split_kv,
@@ -228,7 +232,7 @@ def _call_single(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         extra["custom_mask"] = batch.mask.view(case.q_lens[0], case.kv_lens[0])
     elif case.mask == "packed":
         extra["packed_custom_mask"] = _packed(case, batch)
-    both = precast.single_prefill_with_kv_cache(batch.q, k, v, **extra)
+    both = precast.single_prefill_with_kv_cache(batch.q, k, v, o_dtype=case.o_dtype, **extra)
     return both
 
 
@@ -250,7 +254,8 @@ def _packed(case: Case, batch: Batch) -> torch.Tensor:
 
 def expected(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """By the references, in float32."""
-    q = batch.q
+    # Queries of 8 bits are those of 16 bits with the same values.
+    q = batch.q if case.o_dtype is None else batch.q.to(case.o_dtype)
     options: dict[str, Any] = {**case.options(), "kv_layout": case.kv_layout}
     options["o_dtype"] = torch.float32
     q_scale, k_scale, v_scale = batch.scales
@@ -307,12 +312,17 @@ def expected(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-#: Of outputs, relative and absolute, by the dtype of queries.
-TOLERANCES = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}
+#: Of outputs, relative and absolute, by the dtype of queries. In e4m3, probabilities are rounded to
+#: four bits.
+E4M3 = torch.float8_e4m3fn
+TOLERANCES = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5, E4M3: 0.1}
+#: Of the root mean square of outputs, where there are many.
+MEAN_TOLERANCES = {E4M3: 0.04}
+MANY = 4096
 #: The share of outputs that may differ by twice as much.
 RARE = 1e-6
 #: Of log-sum-exps.
-LSE_TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}
+LSE_TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5, E4M3: 6e-2}
 
 
 def problem(
@@ -343,4 +353,8 @@ def problem(
             at = tuple((~fits).nonzero()[0].tolist())
             share = 1 - float(fits.double().mean())
             return f"{name}{list(at)} is {a[at]:.6g}, not {b[at]:.6g} ({share:.1%} wrong): {case}"
+        if name == "out" and case.dtype in MEAN_TOLERANCES and b.numel() >= MANY:
+            error, size = (float(x.square().mean().sqrt()) for x in (a - b, b))
+            if error > MEAN_TOLERANCES[case.dtype] * size:
+                return f"out differs by {error:.3g} on average, it is {size:.3g}: {case}"
     return None

@@ -70,6 +70,7 @@ class Case:
     disable_split_kv: bool = False
     out_given: bool = False
     use_tensor_cores: bool = True
+    o_dtype: torch.dtype | None = None  # of outputs, where queries are of 8 bits
 
     @property
     def num_qo_heads(self) -> int:
@@ -107,6 +108,8 @@ def draw(seed: int, space: Space) -> Case:
         q_lens=[],
         kv_lens=[],
     )
+    if dtype.itemsize == 1:
+        case.kv_dtype, case.o_dtype = dtype, r.choice((torch.float16, torch.bfloat16))
     single = kind.startswith("single")
     batch = 1 if single else r.choice((1, 1, 2, 3, 5, 9, 17))
     _lengths(r, case, batch, space)

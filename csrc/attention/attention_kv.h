@@ -18,13 +18,18 @@ inline void check_cache(const Arg& cache, const Arg& q, const PlanShape& s, bool
   check_rows(cache);
 }
 
+// The export of kernels for sm_90a.
+inline const char* sm90_name(const char* name, const char* name_fp8) {
+  return attention_dtype_q == DType::e4m3 ? name_fp8 : name;
+}
+
 inline int64_t kv_bytes() { return to_dl(attention_dtype_kv).bits / 8; }
 
 template <bool kSm90>
 void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorView out,
                OptionalTensor lse, OptionalTensor sinks, TensorView block, double sm_factor,
                double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
-  const char* op = kSm90 ? "run_paged_sm90" : "run_paged";
+  const char* op = kSm90 ? sm90_name("run_paged_sm90", "run_paged_sm90_fp8") : "run_paged";
   const Arg queries = PRECAST_ARG(op, q);
   const Arg keys = {op, v_cache.has_value() ? "paged_kv_cache[0]" : "paged_kv_cache", k_cache};
   const TensorView values_view = v_cache.has_value() ? v_cache.value() : k_cache;
@@ -58,7 +63,7 @@ template <bool kSm90>
 void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, OptionalTensor lse,
                 OptionalTensor sinks, TensorView block, double sm_factor, double out_scale,
                 OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
-  const char* op = kSm90 ? "run_ragged_sm90" : "run_ragged";
+  const char* op = kSm90 ? sm90_name("run_ragged_sm90", "run_ragged_sm90_fp8") : "run_ragged";
   const Arg queries = PRECAST_ARG(op, q);
   const Arg keys = PRECAST_ARG(op, k);
   const Arg values = PRECAST_ARG(op, v);

@@ -13,6 +13,7 @@
 namespace precast {
 
 extern const DType attention_dtype_q = TypeName<PRECAST_DTYPE_Q>::value;
+extern const DType attention_dtype_o = TypeName<PRECAST_DTYPE_Q>::value;
 extern const int attention_head_dim_qk = PRECAST_HEAD_DIM_QK;
 extern const int attention_head_dim_vo = PRECAST_HEAD_DIM_VO;
 

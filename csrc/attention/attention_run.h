@@ -10,6 +10,7 @@ namespace precast {
 
 // The .cu file of the module.
 extern const DType attention_dtype_q;
+extern const DType attention_dtype_o;
 extern const int attention_head_dim_qk;
 extern const int attention_head_dim_vo;
 int attention_ctas_per_sm(int block_m);
@@ -89,13 +90,23 @@ inline const float* number_or_null(const Arg& q, const char* name, const Optiona
       tensor, name, [&](const TensorMatch& match) { check_one_number(match, q); });
 }
 
+// The same, or a number for each query head where queries are of 8 bits: `step` becomes 1 then.
+inline const float* scale_or_null(const Arg& q, const char* name, const OptionalTensor& tensor,
+                                  int64_t heads, int32_t& step) {
+  if (attention_dtype_q != DType::e4m3 || !tensor.has_value() || tensor.value().numel() == 1) {
+    return number_or_null(q, name, tensor);
+  }
+  step = 1;
+  return vector_or_null<float>(q, name, tensor, to_dl(DType::f32), heads);
+}
+
 // Everything but keys and values. False if there is nothing to do.
 inline bool fill(AttentionParams& p, const Run& run) {
   const Arg &q = run.q, &out = run.out;
   const int64_t tokens = q.tensor.size(0), heads = q.tensor.size(1);
   TensorMatch(out)
       .same_device(q)
-      .dtype(attention_dtype_q)
+      .dtype(attention_dtype_o)
       .shape({tokens, heads, attention_head_dim_vo})
       .unit_stride_output();
   check_rows(out);
@@ -121,8 +132,8 @@ inline bool fill(AttentionParams& p, const Run& run) {
       << run.block.int_bytes;
 
   p.sinks = vector_or_null<float>(q, "sinks", run.sinks, to_dl(DType::f32), heads);
-  p.qk_scale = number_or_null(q, "qk_scale", run.qk_scale);
-  p.v_scale = number_or_null(q, "v_scale", run.v_scale);
+  p.qk_scale = scale_or_null(q, "qk_scale", run.qk_scale, heads, p.qk_scale_step);
+  p.v_scale = scale_or_null(q, "v_scale", run.v_scale, heads, p.v_scale_step);
   p.scale =
       finite_float(q.op, "sm_scale * q_scale * k_scale", run.block.scores.sm_scale * run.sm_factor);
   p.out_scale = finite_float(q.op, "out_scale", run.out_scale);

@@ -60,7 +60,7 @@ void test_other_shapes() {
   const PlanParams calls[] = {
       make_params({4, 264, 8, 4, 16, -1, false}, nullptr, 1, kv_pages, last),
       make_params({1, 264, 8, 4, 64, -1, false}, qo, 0, kv_tokens, nullptr),
-      make_params({1, 264, 8, 2, 64, 100, true}, qo, 0, kv_tokens, nullptr),
+      make_params({1, 264, 8, 2, 64, 9000, true}, qo, 0, kv_tokens, nullptr),
   };
   for (const PlanParams& p : calls) {
     HostPlan plan = plan_on_host(p);

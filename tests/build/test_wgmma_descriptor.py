@@ -23,7 +23,9 @@ BROKEN = {
     "its unit": ("0x3ffff) >> 4", "0x3ffff)"),
     "the place of the leading offset": ("<< 16", "<< 14"),
     "the place of the stride offset": ("<< 32", "<< 30"),
-    "the swizzle": ("uint64_t(1) << 62", "uint64_t(2) << 62"),
+    "the swizzle": ("bytes == 128 ? 1", "bytes == 128 ? 2"),
+    "that of short rows": ("bytes == 64 ? 2 : 3", "bytes == 64 ? 3 : 2"),
+    "the swizzle without words": ("int swizzle_bytes = 128", "int swizzle_bytes = 64"),
     "which offset is which": (
         "uint64_t(panel_step >> 4) << 16 |\n         uint64_t(step >> 4)",
         "uint64_t(step >> 4) << 16 |\n         uint64_t(panel_step >> 4)",

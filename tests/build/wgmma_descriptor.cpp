@@ -39,35 +39,45 @@ struct Fields {
   }
 };
 
-constexpr uint32_t kAtomBytes = 1024;  // 8 rows of 128 bytes
-constexpr int kPanelBytes = 128;       // a row of a panel
-constexpr int kStepBytes = 32;         // columns of A and rows of B that one wgmma reads
+constexpr int kAtomRows = 8;
+constexpr int kStepBytes = 32;  // columns of A and rows of B that one wgmma reads
 
-// Swizzling by 128 bytes: the 16-byte column of an atom is XORed with its row. Atoms start at
-// multiples of 1024 bytes, so bits of the address tell both.
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// An operand in shared memory: `panels` panels, which have rows of `panel_bytes` bytes.
+struct Panels {
+  int count, panel_bytes;
 
-// Where TMA writes the element at byte `column` of a row of a tensor in panels of 128 bytes, of
-// which it copies `box_rows` rows of all panels at once.
-uint32_t written(uint32_t base, int row, int column, int box_rows, int panels) {
+  uint32_t atom_bytes() const { return kAtomRows * panel_bytes; }
+  // Swizzling by 128 bytes: the 16-byte column of an atom is XORed with its row. Atoms start at
+  // multiples of 1024 bytes, so bits of the address tell both. Swizzling by 64 and 32 bytes: of the
+  // same bits, the lower two and the lowest one are XORed with the columns of a row.
+  uint32_t swizzled(uint32_t address) const {
+    return address ^ (address >> 7 & (panel_bytes / 16 - 1)) << 4;
+  }
+};
+
+// Where TMA writes the element at byte `column` of a row of a tensor in panels, of which it copies
+// `box_rows` rows of all panels at once.
+uint32_t written(const Panels& p, uint32_t base, int row, int column, int box_rows) {
   const int box = row / box_rows, row_in_box = row % box_rows;
-  const int panel = column / kPanelBytes, in_panel = column % kPanelBytes;
-  const int before = (box * panels + panel) * box_rows + row_in_box;
-  return swizzled(base + before * kPanelBytes + in_panel);
+  const int panel = column / p.panel_bytes, in_panel = column % p.panel_bytes;
+  const int before = (box * p.count + panel) * box_rows + row_in_box;
+  return p.swizzled(base + before * p.panel_bytes + in_panel);
 }
 
 // Where wgmma reads element (row, k) of an operand whose k are contiguous, in `size` bytes each.
 // One step of k is 32 bytes, so that it never leaves a panel, and the leading offset does not
 // matter.
-uint32_t read_k_major(const Fields& f, int row, int k, int size) {
-  return swizzled(f.start * 16 + row / 8 * f.stride_offset * 16 + row % 8 * kPanelBytes + k * size);
+uint32_t read_k_major(const Panels& p, const Fields& f, int row, int k, int size) {
+  return p.swizzled(f.start * 16 + row / 8 * f.stride_offset * 16 + row % 8 * p.panel_bytes +
+                    k * size);
 }
 
 // Where wgmma reads element (k, n) of an operand of 16 bits whose n are contiguous: an atom has 8 k
-// and 64 n. Operands of 8 bits have no such order.
-uint32_t read_n_major(const Fields& f, int k, int n) {
-  return swizzled(f.start * 16 + n / 64 * f.leading_offset * 16 + k / 8 * f.stride_offset * 16 +
-                  k % 8 * 128 + n % 64 * 2);
+// and 64 n, or 32 or 16. Operands of 8 bits have no such order.
+uint32_t read_n_major(const Panels& p, const Fields& f, int k, int n) {
+  const int in_panel = p.panel_bytes / 2;
+  return p.swizzled(f.start * 16 + n / in_panel * f.leading_offset * 16 +
+                    k / 8 * f.stride_offset * 16 + k % 8 * p.panel_bytes + n % in_panel * 2);
 }
 
 void require_equal(const char* what, uint64_t got, uint64_t expected) {
@@ -77,49 +87,50 @@ void require_equal(const char* what, uint64_t got, uint64_t expected) {
   std::exit(1);
 }
 
-void check_fields(uint64_t descriptor, uint32_t address, uint32_t stride, uint32_t leading) {
+void check_fields(const Panels& p, uint64_t descriptor, uint32_t address, uint32_t stride,
+                  uint32_t leading) {
   const Fields f(descriptor);
   require_equal("start address", f.start, address / 16);
   require_equal("leading byte offset", f.leading_offset, leading / 16);
   require_equal("stride byte offset", f.stride_offset, stride / 16);
   require_equal("base offset", f.base_offset, 0);
-  require_equal("swizzle mode", f.swizzle, 1);  // 128 bytes
+  require_equal("swizzle mode", f.swizzle, p.panel_bytes == 128 ? 1 : p.panel_bytes == 64 ? 2 : 3);
   require_equal("bits of no field", f.others, 0);
 }
 
-// Q, K, or V of 8 bits: `rows` rows of `panels` panels, contiguous along k.
-void check_k_major(uint32_t base, int rows, int box_rows, int panels, int size) {
-  const int in_panel = kPanelBytes / size, step_k = kStepBytes / size;
+// Q, K, or V of 8 bits: `rows` rows of panels that are contiguous along k.
+void check_k_major(const Panels& p, uint32_t base, int rows, int box_rows, int size) {
+  const int in_panel = p.panel_bytes / size, step_k = kStepBytes / size;
   const bool one_box = box_rows == rows;
-  const uint32_t step = one_box ? kAtomBytes : panels * kAtomBytes;
-  const uint32_t panel_step = one_box ? rows * kPanelBytes : kAtomBytes;
-  const uint64_t first = wgmma_descriptor(base, step);
-  check_fields(first, base, step, 16);
-  for (int k0 = 0; k0 < panels * in_panel; k0 += step_k) {
+  const uint32_t step = p.atom_bytes() * (one_box ? 1 : p.count);
+  const uint32_t panel_step = one_box ? rows * p.panel_bytes : p.atom_bytes();
+  const uint64_t first = wgmma_descriptor(base, step, 16, p.panel_bytes);
+  check_fields(p, first, base, step, 16);
+  for (int k0 = 0; k0 < p.count * in_panel; k0 += step_k) {
     const Fields f(first + (k0 / in_panel * panel_step + k0 % in_panel * size) / 16);
     for (int row = 0; row < rows; ++row) {
       for (int k = 0; k < step_k; ++k) {
-        require_equal("element of K", read_k_major(f, row, k, size),
-                      written(base, row, (k0 + k) * size, box_rows, panels));
+        require_equal("element of K", read_k_major(p, f, row, k, size),
+                      written(p, base, row, (k0 + k) * size, box_rows));
       }
     }
   }
 }
 
-// V of 16 bits: `rows` tokens of `panels` panels, contiguous along n.
-void check_n_major(uint32_t base, int rows, int box_rows, int panels) {
+// V of 16 bits: `rows` tokens of panels that are contiguous along n.
+void check_n_major(const Panels& p, uint32_t base, int rows, int box_rows) {
   constexpr int kStepK = kStepBytes / 2;
   const bool one_box = box_rows == rows;
-  const uint32_t step = one_box ? kAtomBytes : panels * kAtomBytes;
-  const uint32_t panel_step = one_box ? rows * kPanelBytes : kAtomBytes;
-  const uint64_t first = wgmma_descriptor(base, step, panel_step);
-  check_fields(first, base, step, panel_step);
+  const uint32_t step = p.atom_bytes() * (one_box ? 1 : p.count);
+  const uint32_t panel_step = one_box ? rows * p.panel_bytes : p.atom_bytes();
+  const uint64_t first = wgmma_descriptor(base, step, panel_step, p.panel_bytes);
+  check_fields(p, first, base, step, panel_step);
   for (int k0 = 0; k0 < rows; k0 += kStepK) {
     const Fields f(first + k0 / 8 * step / 16);
     for (int k = 0; k < kStepK; ++k) {
-      for (int n = 0; n < panels * 64; ++n) {
-        require_equal("element of V", read_n_major(f, k, n),
-                      written(base, k0 + k, 2 * n, box_rows, panels));
+      for (int n = 0; n < p.count * p.panel_bytes / 2; ++n) {
+        require_equal("element of V", read_n_major(p, f, k, n),
+                      written(p, base, k0 + k, 2 * n, box_rows));
       }
     }
   }
@@ -131,15 +142,18 @@ int main() {
   constexpr uint32_t kShared = 227 * 1024;
   for (uint32_t base : {0u, 1024u, 65536u, 131072u, 131072u + 1024u}) {
     for (int rows : {8, 16, 32, 64, 80, 128, 192, 256}) {
-      for (int panels : {1, 2, 3, 4}) {
-        if (base + rows * panels * kPanelBytes > kShared) continue;
+      for (const Panels& p : {Panels{1, 128}, Panels{2, 128}, Panels{3, 128}, Panels{4, 128},
+                              Panels{1, 64}, Panels{3, 64}, Panels{3, 32}}) {
+        if (base + rows * p.count * p.panel_bytes > kShared) continue;
         for (int box_rows : {8, rows}) {
-          check_k_major(base, rows, box_rows, panels, 2);
-          check_k_major(base, rows, box_rows, panels, 1);
-          if (rows % 16 == 0) check_n_major(base, rows, box_rows, panels);
+          check_k_major(p, base, rows, box_rows, 2);
+          check_k_major(p, base, rows, box_rows, 1);
+          if (rows % 16 == 0) check_n_major(p, base, rows, box_rows);
         }
       }
     }
   }
+  // The descriptor of an operand without other words is that of panels of 128 bytes.
+  require_equal("default", wgmma_descriptor(1024, 1024), wgmma_descriptor(1024, 1024, 16, 128));
   std::puts("all descriptors are right");
 }

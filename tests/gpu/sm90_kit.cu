@@ -3,6 +3,7 @@
 //
 //   wgmma      d = a b, or c + a b: one warpgroup, eight instructions on operands that TMA copies
 //   copy_box   what one TMA copy writes to shared memory, as it lies there
+//   transpose  V of attention in e4m3 as its producer transposes it
 //   pipeline   a tensor through a ring of two stages: a producer warpgroup and two consumers, which
 //              exchange what they read, take turns, and hold more registers than a thread has at
 //              launch
@@ -14,6 +15,7 @@
 
 #include <type_traits>
 
+#include "precast/attention/sm90/transpose.cuh"
 #include "precast/core/sm90/mbarrier.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
@@ -25,7 +27,7 @@ using namespace precast;
 using tvm::ffi::TensorView;
 
 constexpr int kPanelBytes = 128;  // a row of a panel
-constexpr int kAtomBytes = 1024;  // 8 such rows
+constexpr int kAtomRows = 8;
 
 void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess)
@@ -65,6 +67,7 @@ struct MmaParams {
   const float* c;           // [64, N]
   float* d;                 // [64, N]
   int box_rows;             // of B: 8 for atoms of all panels, else all rows
+  int panel_bytes;          // of a row of a panel of A and B
 };
 
 template <int kColumns>
@@ -99,8 +102,9 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
   constexpr int kABytes = 64 * kRowBytes, kBBytes = kColumns * kRowBytes;
   constexpr int kDepth = kRowBytes / sizeof(T);
   constexpr int kRowsB = kTransposedB ? kDepth : kColumns;
-  constexpr int kPanelsB = kBBytes / kRowsB / kPanelBytes;
-  constexpr int kSteps = kRowBytes / kStepBytes, kStepsOfPanel = kPanelBytes / kStepBytes;
+  constexpr int kSteps = kRowBytes / kStepBytes;
+  const int panel_bytes = p.panel_bytes, atom_bytes = kAtomRows * panel_bytes;
+  const int panels_b = kBBytes / kRowsB / panel_bytes, steps_of_panel = panel_bytes / kStepBytes;
   extern __shared__ __align__(1024) unsigned char smem[];
   uint64_t* const barrier = reinterpret_cast<uint64_t*>(smem + kABytes + kBBytes);
   const uint32_t a = shared_address(smem), b = a + kABytes;
@@ -113,16 +117,16 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     mbarrier_arrive_expect_tx(barrier, kABytes + kBBytes);
     copy_box(a, &p.a, barrier, 0, 0, 0, 0);
     for (int row = 0; row < kRowsB; row += p.box_rows) {
-      copy_box(b + row * kPanelsB * kPanelBytes, &p.b, barrier, 0, row, 0, 0);
+      copy_box(b + row * panels_b * panel_bytes, &p.b, barrier, 0, row, 0, 0);
     }
   }
 
   const bool in_atoms = p.box_rows != kRowsB;
-  const uint32_t step_b = in_atoms ? kPanelsB * kAtomBytes : kAtomBytes;
-  const uint32_t panel_step_b = in_atoms ? kAtomBytes : kRowsB * kPanelBytes;
-  const uint64_t a_descriptor = wgmma_descriptor(a, kAtomBytes);
+  const uint32_t step_b = in_atoms ? panels_b * atom_bytes : atom_bytes;
+  const uint32_t panel_step_b = in_atoms ? atom_bytes : kRowsB * panel_bytes;
+  const uint64_t a_descriptor = wgmma_descriptor(a, atom_bytes, 16, panel_bytes);
   const uint64_t b_descriptor =
-      kTransposedB ? wgmma_descriptor(b, step_b, panel_step_b) : wgmma_descriptor(b, step_b);
+      wgmma_descriptor(b, step_b, kTransposedB ? panel_step_b : 16, panel_bytes);
   uint32_t a_registers[kSteps][4];
   if constexpr (kARegisters) {
 #pragma unroll
@@ -144,13 +148,13 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int panel = step / kStepsOfPanel, in_panel = step % kStepsOfPanel * kStepBytes;
+    const int panel = step / steps_of_panel, in_panel = step % steps_of_panel * kStepBytes;
     const uint64_t b_step =
         b_descriptor + ((kTransposedB ? step * 2 * step_b : panel * panel_step_b + in_panel) >> 4);
     if constexpr (kARegisters) {
       multiply<T, kColumns, kNew, kTransposedB>(d, a_registers[step], b_step, step == 0);
     } else {
-      const uint64_t a_step = a_descriptor + ((panel * 64 * kPanelBytes + in_panel) >> 4);
+      const uint64_t a_step = a_descriptor + ((panel * 64 * panel_bytes + in_panel) >> 4);
       multiply<T, kColumns, kNew, kTransposedB>(d, a_step, b_step, step == 0);
     }
   }
@@ -163,16 +167,16 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
 }
 
 // [rows, panels * columns of a panel] as [1, panels, rows, columns of a panel].
-TensorMap panel_map(const TensorView& tensor, int box_rows) {
+TensorMap panel_map(const TensorView& tensor, int box_rows, int64_t panel_bytes) {
   const DType dtype = dtype_of(tensor);
   const auto element_bytes = static_cast<int64_t>(tensor_map_element_bytes(dtype));
   const auto rows = tensor.size(0), row_bytes = tensor.size(1) * element_bytes;
-  const auto in_panel = static_cast<uint32_t>(kPanelBytes / element_bytes);
-  const auto panels = static_cast<uint32_t>(row_bytes / kPanelBytes);
+  const auto in_panel = static_cast<uint32_t>(panel_bytes / element_bytes);
+  const auto panels = static_cast<uint32_t>(row_bytes / panel_bytes);
   TensorMapShape shape;
   shape.dim(in_panel, 0, in_panel)
       .dim(rows, row_bytes, box_rows)
-      .dim(panels, kPanelBytes, panels)
+      .dim(panels, panel_bytes, panels)
       .dim(1, 0, 1);
   TensorMap map;
   check(encode_tensor_map(map, dtype, tensor.data_ptr(), shape), "tensor map");
@@ -192,11 +196,14 @@ auto mma_kernel(bool is_new, bool a_registers) {
   constexpr bool kIsFp8 = sizeof(T) == 1;
   void (*kernel)(MmaParams) = nullptr;
   if (a_registers) {
-    if constexpr (kColumns >= 64) kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
+    if constexpr (kColumns >= 64 || (kIsFp8 && kColumns == 8))
+      kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
     if (is_new) kernel = nullptr;
-    if constexpr (kIsFp8 && kColumns >= 64) {
+    if constexpr (kIsFp8 && (kColumns >= 64 || kColumns == 8)) {
       if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
     }
+  } else if constexpr (kColumns == 96 || kColumns == 72 || kColumns == 136) {
+    return kernel;  // there is A in registers alone
   } else if constexpr (kIsFp8 || kColumns <= 128) {
     kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
                     : MmaKernel<T, kColumns, false, false, kTransposedB>;
@@ -226,7 +233,14 @@ void launch_mma_of_type(const MmaCall& call) {
         return launch_mma<T, 16>(call);
       case 32:
         return launch_mma<T, 32>(call);
+      case 72:
+        return launch_mma<T, 72>(call);
+      case 136:
+        return launch_mma<T, 136>(call);
     }
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (call.d.size(1) == 96) return launch_mma<T, 96>(call);
   }
   switch (call.d.size(1)) {
     case 64:
@@ -242,15 +256,16 @@ void launch_mma_of_type(const MmaCall& call) {
 
 // a [64, k], b [N, k] or, transposed, [k, N], c and d [64, N]; all contiguous, rows of k have 256
 // bytes. If D is new, c is not read.
-void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows, bool is_new,
-           bool a_registers, bool transposed_b) {
+void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows,
+           int64_t panel_bytes, bool is_new, bool a_registers, bool transposed_b) {
   MmaParams params = {};
-  params.a = panel_map(a, 64);
-  params.b = panel_map(b, static_cast<int>(box_rows));
+  params.a = panel_map(a, 64, panel_bytes);
+  params.b = panel_map(b, static_cast<int>(box_rows), panel_bytes);
   params.a_words = static_cast<const uint32_t*>(a.data_ptr());
   params.c = static_cast<const float*>(c.data_ptr());
   params.d = static_cast<float*>(d.data_ptr());
   params.box_rows = static_cast<int>(box_rows);
+  params.panel_bytes = static_cast<int>(panel_bytes);
   const MmaCall call = {d, params, is_new, a_registers, transposed_b};
   switch (dtype_of(a)) {
     case DType::f16:
@@ -328,6 +343,48 @@ int64_t copy_box_of(TensorView data, TensorView layout, TensorView at, TensorVie
   params.out = static_cast<uint4*>(out.data_ptr());
   launch_one(CopyKernel, kCopyThreads, params.bytes + 16, out, params);
   return cudaSuccess;
+}
+
+// -- transpose ------------------------------------------------------------------------------------
+
+constexpr int kTokens = 128;
+
+struct TransposeParams {
+  const uint4* values;  // [kTokens, kColumns], as TMA writes them
+  uint4* transposed;    // [kColumns, kTokens] as they lie in shared memory
+  int count;
+  uint32_t atom_step, panel_step;
+};
+
+template <int kColumns>
+__global__ __launch_bounds__(kWarpgroupSize) void TransposeKernel(
+    const __grid_constant__ TransposeParams p) {
+  constexpr int kBytes = kTokens * kColumns;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  uint4* const values = reinterpret_cast<uint4*>(smem);
+  for (int i = threadIdx.x; i < kBytes / 16; i += kWarpgroupSize) values[i] = p.values[i];
+  __syncthreads();
+  const int warp = threadIdx.x / 32;
+  const ValueTransposer<kColumns, kColumns % 128 == 0 ? 128 : 64> transposer(warp, p.atom_step,
+                                                                             p.panel_step);
+  transposer.run(shared_address(smem), shared_address(smem) + kBytes, p.count, warp);
+  __syncthreads();
+  for (int i = threadIdx.x; i < kBytes / 16; i += kWarpgroupSize) {
+    p.transposed[i] = values[kBytes / 16 + i];
+  }
+}
+
+// values, transposed: uint8 [128 * columns]; steps as of ValueTransposer.
+void transpose(TensorView values, TensorView transposed, int64_t count, int64_t atom_step,
+               int64_t panel_step) {
+  const TransposeParams params = {
+      static_cast<const uint4*>(values.data_ptr()), static_cast<uint4*>(transposed.data_ptr()),
+      static_cast<int>(count), static_cast<uint32_t>(atom_step), static_cast<uint32_t>(panel_step)};
+  const auto columns = values.size(0) / kTokens;
+  void (*const kernel)(TransposeParams) = columns == 64    ? TransposeKernel<64>
+                                          : columns == 128 ? TransposeKernel<128>
+                                                           : TransposeKernel<256>;
+  launch_one(kernel, kWarpgroupSize, static_cast<int>(2 * values.size(0)), values, params);
 }
 
 // -- pipeline -------------------------------------------------------------------------------------
@@ -432,7 +489,7 @@ __global__ __launch_bounds__(kPipelineThreads,
 void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView sums,
               TensorView turns) {
   PipelineParams params = {};
-  params.map = panel_map(data, kBlockRows);
+  params.map = panel_map(data, kBlockRows, kPanelBytes);
   params.blocks = static_cast<int>(data.size(0) / kBlockRows);
   params.out = static_cast<uint4*>(out.data_ptr());
   params.numbers = static_cast<const float*>(numbers.data_ptr());
@@ -445,4 +502,5 @@ void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView su
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(wgmma, wgmma);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(copy_box, copy_box_of);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose, transpose);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pipeline, pipeline);

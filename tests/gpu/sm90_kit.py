@@ -24,7 +24,7 @@ def spec(name: str, exports: Sequence[str], flag: str) -> JitSpec:
 
 
 def kit_spec() -> JitSpec:
-    return spec("sm90_kit", ["wgmma", "copy_box", "pipeline"], STRICT)
+    return spec("sm90_kit", ["wgmma", "copy_box", "transpose", "pipeline"], STRICT)
 
 
 def stuck_spec() -> JitSpec:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries of 8 bits give the bits of the same queries in 16, also in CUDA graphs and compiled."""
+"""Queries of 8 bits give the bits of the same queries in 16, also in CUDA graphs and compiled.
+
+Where kernels for Hopper multiply e4m3, results are near instead (test_gpu_attention_sm90.py).
+"""
 
 from __future__ import annotations
 
@@ -66,10 +69,15 @@ def test_bits_are_those_of_16_bit_queries(
 ) -> None:
     q, cache = _call(q_dtype, kv_dtype, generator)
     scales = {"q_scale": 0.5, "k_scale": 2.0, "v_scale": 3.0}
-    out, lse = _planned(q_dtype, kv_dtype, o_dtype).run(q, cache, **scales, return_lse=True)
+    wrapper = _planned(q_dtype, kv_dtype, o_dtype)
+    out, lse = wrapper.run(q, cache, **scales, return_lse=True)
     wide = kv_dtype if kv_dtype.itemsize == 2 else o_dtype
     want = _planned(wide, kv_dtype, o_dtype).run(q.to(wide), cache, **scales, return_lse=True)
     assert out.dtype is o_dtype
+    if wrapper._plan.multiplies_fp8:  # Probabilities are rounded to e4m3.
+        torch.testing.assert_close(out, want[0], atol=0.3, rtol=0.1)
+        torch.testing.assert_close(lse, want[1], atol=6e-2, rtol=0)
+        return
     assert torch.equal(out, want[0])
     assert torch.equal(lse, want[1])
 

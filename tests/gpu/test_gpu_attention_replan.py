@@ -203,3 +203,37 @@ def test_slopes_that_a_graph_makes_are_its_own(generator: torch.Generator) -> No
         q.float(), keys.expand(-1, 13, -1), keys.expand(-1, 13, -1), pos_encoding_mode="ALIBI"
     )
     close(out, want)
+
+
+@pytest.mark.parametrize("backend", ["fa2", "auto"])
+def test_lengths_on_the_gpu_take_the_tile_of_lengths_on_the_host(
+    workspace: torch.Tensor, generator: torch.Generator, backend: str
+) -> None:
+    """From the first run on; a captured run keeps its tile, and waits for nothing."""
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace, backend=backend)
+    on_host = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace.clone(), backend=backend)
+    sizes = 32, 8, 128
+    for count, length in ((4, 1024), (4, 1024), (4, 1), (2, 12)):
+        rows = torch.arange(0, (count + 1) * length, length, dtype=I32, device="cuda")
+        q = torch.randn(count * length, 32, 128, device="cuda", generator=generator).to(BF16)
+        k, v = torch.randn(2, len(q), 8, 128, device="cuda", generator=generator).to(BF16)
+        wrapper.plan(rows, rows, *sizes, causal=True, **PLAN)
+        on_host.plan(rows.cpu(), rows.cpu(), *sizes, causal=True, **PLAN)
+        want = on_host.run(q, k, v)
+        with no_waiting():
+            out = wrapper.run(q, k, v)
+        shapes = [w._plan.shape for w in (wrapper, on_host)]
+        assert shapes[0].block_m == shapes[1].block_m
+        assert shapes[0].sm90 == shapes[1].sm90
+        assert torch.equal(out, want)
+        assert torch.equal(wrapper.run(q, k, v), want)
+    wrapper.plan(*[torch.tensor([0, 2048], dtype=I32, device="cuda")] * 2, *sizes, **PLAN)
+    q = torch.randn(2048, 32, 128, device="cuda", generator=generator).to(BF16)
+    k, v = torch.randn(2, 2048, 8, 128, device="cuda", generator=generator).to(BF16)
+    before, out, graph = wrapper._plan.shape.block_m, torch.empty_like(q), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        wrapper.run(q, k, v, out=out)
+    assert wrapper._plan.shape.block_m == before
+    graph.replay()
+    want, _ = wrapper.reference(q, k, v, *[torch.tensor([0, 2048], dtype=I32)] * 2)
+    torch.testing.assert_close(out.float(), want.float(), atol=1e-2, rtol=1e-2)

@@ -64,27 +64,44 @@ def test_a_call_on_addresses_without_alignment(
         torch.cuda.synchronize()
 
 
+HOPPER_DIMS = [
+    *((64, 64), (128, 128), (192, 128), (256, 256)),
+    pytest.param((96, 96), marks=pytest.mark.jit),
+]
+HOPPER_DTYPES = [
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float8_e4m3fn),
+    (torch.float16, torch.float8_e4m3fn),
+]
+
+
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs compute capability 9.0",
 )
-@pytest.mark.parametrize("page_size", [0, 5, 16])
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
-def test_attention_for_hopper(dims: tuple[int, int], page_size: int, generator: Any) -> None:
+@pytest.mark.parametrize("page_size", [0, 1, 4, 5, 16])
+@pytest.mark.parametrize("dtypes", HOPPER_DTYPES, ids=str)
+@pytest.mark.parametrize("dims", HOPPER_DIMS, ids=str)
+def test_attention_for_hopper(
+    dims: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype], page_size: int, generator: Any
+) -> None:
     """The calls of traces are too short for it.
 
-    Head dimension 64 has no splits here: with them racecheck reports the word that thread 0 hands
-    to the others of its CTA, as it does in any kernel that has used bar.arrive before: see
+    Tiles of three warpgroups have no splits here: with them racecheck reports the word that thread
+    0 hands to the others of its CTA, as it does in any kernel that has used bar.arrive before: see
     "Racecheck" in docs/decisions.md.
     """
     workspace = torch.full((32 << 20,), 0xFF, dtype=torch.uint8, device="cuda")
-    options = {"disable_split_kv": dims[0] == 64, "causal": True, "q_data_type": torch.bfloat16}
+    of_queries, of_keys = dtypes
+    has_turns = dims[0] == 64 and of_queries == of_keys
+    options = {"disable_split_kv": has_turns, "causal": True}
+    options |= {"q_data_type": of_queries, "kv_data_type": of_keys}
     rows, lens = [0, 70, 103], [150, 200]
 
-    def tokens(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda", generator=generator).to(torch.bfloat16)
+    def tokens(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", generator=generator).to(dtype)
 
-    q = tokens(rows[-1], 4, dims[0])
+    q = tokens(of_queries, rows[-1], 4, dims[0])
     sizes = 4, 2, dims[0]
     bounds = torch.tensor(rows).int()
     wrapper: Any
@@ -92,13 +109,13 @@ def test_attention_for_hopper(dims: tuple[int, int], page_size: int, generator: 
         pages = [-(-n // page_size) for n in lens]
         table = torch.tensor([0, *pages]).cumsum(0).int(), torch.arange(sum(pages)).int().cuda()
         last = torch.tensor([(n - 1) % page_size + 1 for n in lens]).int()
-        caches = [tokens(sum(pages), page_size, 2, d) for d in dims]
+        caches = [tokens(of_keys, sum(pages), page_size, 2, d) for d in dims]
         wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace, backend="fa3")
         wrapper.plan(bounds, *table, last, *sizes, page_size, head_dim_vo=dims[1], **options)
         out = wrapper.run(q, tuple(caches))
     else:
         starts = torch.tensor([0, *lens]).cumsum(0).int()
-        caches = [tokens(sum(lens), 2, d) for d in dims]
+        caches = [tokens(of_keys, sum(lens), 2, d) for d in dims]
         wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace, backend="fa3")
         wrapper.plan(bounds, starts, *sizes, head_dim_vo=dims[1], **options)
         out = wrapper.run(q, *caches)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -55,11 +56,15 @@ def numbers(shape, exact: bool, generator: torch.Generator, largest: int = 8) ->
 @pytest.mark.parametrize("in_atoms", [False, True], ids=["panels", "atoms"])
 @pytest.mark.parametrize(("name", "how", "form", "columns", "transposed_b"), INSTANCES)
 def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
-    """Every instance, with B in one box (panel after panel) or in boxes of eight rows."""
+    """Every instance, with B in one box (panel after panel) or in boxes of eight rows.
+
+    Rows of panels have 128, 64 and 32 bytes. Where B is contiguous along N, these are its N.
+    """
     depth = STEPS * wgmma.DEPTH[name]
+    panels = [n for n in (128, 64, 32) if not transposed_b or 2 * columns % n == 0]
     # Sums of FP8 are exact below 2^13: 256 products of at most 16 and one number of c.
     largest = 4 if name == "e4m3" else 8
-    for exact in (True, False):
+    for exact, panel_bytes in itertools.product((True, False), panels):
         a = numbers((64, depth), exact, generator, largest).to(TYPES[name])
         b = numbers((columns, depth), exact, generator, largest).to(TYPES[name])
         c = numbers((64, columns), exact, generator)
@@ -69,7 +74,8 @@ def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
         memory = b.T.contiguous() if transposed_b else b
         box_rows = 8 if in_atoms else memory.shape[0]
         d = torch.full_like(c, math.nan)
-        kit("wgmma")(a, memory, c, d, box_rows, how == "new", form == "rs", transposed_b)
+        form_of_call = how == "new", form == "rs", transposed_b
+        kit("wgmma")(a, memory, c, d, box_rows, panel_bytes, *form_of_call)
         if exact:
             assert torch.equal(d.double(), want)
         else:
@@ -239,6 +245,39 @@ def test_a_stride_of_zero(dimension, generator):
     for stride in (0, 1, 2**40):
         view = single.as_strided((1, 1, 1, 64), (stride, stride, stride, 1))
         check_copy(view, (1, 1, 8, 64), (0, 0, 0, 0))
+
+
+# -- transposition of V ---------------------------------------------------------------------------
+
+
+def swizzled_places(columns: int, in_atoms: bool) -> tuple[torch.Tensor, int, int]:
+    """Where TMA writes each 16 bytes ``[128 tokens, columns / 16]`` of V, and both steps."""
+    width = 128 if columns % 128 == 0 else 64
+    atom, count = 8 * width, columns // width
+    atom_step, panel_step = (count * atom, atom) if in_atoms else (atom, 16 * atom)
+    token = torch.arange(128)[:, None]
+    panel, chunk = torch.arange(columns // 16)[None], width // 16
+    row = token % 8
+    turned = panel % chunk ^ (row if width == 128 else row // 2)
+    place = token // 8 * atom_step + panel // chunk * panel_step + row * width + turned * 16
+    return place // 16, atom_step, panel_step
+
+
+@pytest.mark.parametrize("in_atoms", [False, True], ids=["panels", "atoms"])
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_transposition_of_values(columns, in_atoms, generator):
+    """Byte 16 g + 4 q + i of a row is token 16 g + 8 (i / 2) + 2 q + i % 2; the end is zeros."""
+    places, *steps = swizzled_places(columns, in_atoms)
+    g, q, high, low = torch.meshgrid(*map(torch.arange, (8, 4, 2, 2)), indexing="ij")
+    tokens = (16 * g + 8 * high + 2 * q + low).flatten().cuda()
+    for count in (128, 127, 97, 96, 64, 33, 31, 17, 10, 9, 8, 1):
+        values = random_bits(128, columns, dtype=torch.uint8, generator=generator)
+        memory = torch.empty_like(values).view(-1, 16)
+        memory[places.flatten().cuda()] = values.view(-1, 16)
+        out = torch.full((128 * columns,), 0xEE, dtype=torch.uint8, device="cuda")
+        kit("transpose")(memory.flatten(), out, count, *steps)
+        want = values.where(torch.arange(128, device="cuda")[:, None] < count, 0)[tokens].T
+        assert torch.equal(unswizzled(out), want), count
 
 
 # -- mbarriers, registers, named barriers ---------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 from flashinfer_modules import compiled
 
 import precast
+from precast._ops.quantize._reference_nvfp4 import nvfp4_dequantized
 from precast.testing import assert_close
 from precast.testing.tolerances import tolerance_of_attention
 
@@ -496,5 +497,40 @@ def test_caches_in_nvfp4(
         )
         return result
 
+    # Each against exact numbers first, so that a difference says whose it is.
+    exact = exact_of_nvfp4(batch, cache, factors, scale, causal=prefill)
+    import flashinfer
+
+    with compiled():
+        theirs = call(flashinfer, workspaces[1])
+    mine = call(precast, workspaces[0])
+    close(mine, exact)
     # Theirs dequantises to bf16, which holds e2m1 times e4m3, too.
-    compare(call, workspaces, scale=4.0)
+    close(theirs, exact, scale=4.0)
+    close(mine, theirs, scale=4.0)
+
+
+def exact_of_nvfp4(
+    batch: Batch, cache: torch.Tensor, factors: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and base-2 log-sum-exps of the dequantised cache in float64, in their dtypes."""
+    heads, kv_heads, dim, _ = batch.sizes
+    parts = nvfp4_dequantized(tuple(cache.unbind(1)), tuple(factors.unbind(1)))
+    pages = [p if batch.layout == "NHD" else p.transpose(1, 2) for p in parts]
+    bounds, table = batch.qo_indptr.tolist(), batch.indptr.tolist()
+    out = torch.zeros(bounds[-1], heads, dim, dtype=torch.float64, device="cuda")
+    lse = torch.full((bounds[-1], heads), -torch.inf, dtype=torch.float64, device="cuda")
+    for i, last in enumerate(batch.last.tolist()):
+        rows, mine = slice(bounds[i], bounds[i + 1]), batch.indices[table[i] : table[i + 1]].long()
+        n, m = rows.stop - rows.start, (len(mine) - 1) * batch.sizes[3] + last
+        k, v = (
+            p[mine].flatten(0, 1)[:m].double().repeat_interleave(heads // kv_heads, 1) * scale
+            for p in pages
+        )
+        scores = torch.einsum("nhd,mhd->nhm", batch.q[rows].double(), k) / math.sqrt(dim)
+        if causal:
+            unseen = torch.ones(n, m, device="cuda").triu(m - n + 1).bool()
+            scores.masked_fill_(unseen[:, None], -torch.inf)
+        out[rows] = torch.einsum("nhm,mhd->nhd", scores.softmax(-1), v)
+        lse[rows] = scores.logsumexp(-1) / math.log(2)
+    return out.to(BF16), lse.float()

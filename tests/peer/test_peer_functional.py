@@ -260,6 +260,19 @@ def starts(counts: list[int]) -> torch.Tensor:
     return torch.tensor([0, *counts], device="cuda").cumsum(0).to(I32)
 
 
+def for_theirs(qkv: Any, layout: str, tokens: int) -> Any:
+    """The tensors as FlashInfer's kernel reads all of them: as many rows of queries as of keys.
+
+    Its descriptors of keys without pages have the rows of ``q`` (``init_params`` of
+    ``fmha_v2/fmha/warpspec/dma.h``: ``total_q_seqlen`` for K and V, too), so a key in a row that is
+    behind those counts as zeros. Rows behind the last request are read by no one.
+    """
+    if layout not in ("CONTIGUOUS_Q_KV", "SEPARATE_Q_K_V"):
+        return qkv
+    q, *rest = qkv
+    return torch.cat([q, q.new_zeros(max(0, tokens - len(q)), *q.shape[1:])]), *rest
+
+
 def _prefill(layout: str, generator: torch.Generator, **options: Any) -> None:
     heads, kv_heads, dim, page = 16, 4, 128, 16
 
@@ -291,8 +304,12 @@ def _prefill(layout: str, generator: torch.Generator, **options: Any) -> None:
         bounds = starts(Q_LENS), starts(kv_lens)
         given = {"block_tables": table, **options}
         if package == "flashinfer":
+            theirs = for_theirs(qkv, layout, tokens)
             with compiled():
-                outputs.append(function(qkv, layout, workspace, *sizes, *bounds, **given))
+                result = function(theirs, layout, workspace, *sizes, *bounds, **given)
+            both = result if isinstance(result, tuple) else (result,)
+            found = tuple(part[: len(q)] for part in both)
+            outputs.append(found if isinstance(result, tuple) else found[0])
         else:
             outputs.append(function(qkv, layout, workspace, *sizes, *bounds, **given))
     if options.get("save_softmax_stats"):

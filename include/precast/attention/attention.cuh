@@ -33,7 +33,6 @@
 #pragma once
 
 #include "precast/attention/mainloop.cuh"
-#include "precast/attention/prefetch.cuh"
 #include "precast/core/launch.cuh"
 
 namespace precast {
@@ -47,8 +46,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   __shared__ AttentionSharedStorage<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "AttentionSharedStorage fits");
   launch_dependent_grids();
-  if constexpr (Tile::kWarpsSplitKv && !Tile::kPlansItself) prefetch_first_kv_block<Tile, KV>(p);
-  wait_on_dependent_grids();
+  if constexpr (!Tile::kStartsEarly) wait_on_dependent_grids();
   AttentionMainloop<Tile, Q, KV>(p, attention_smem, shared).run();
 }
 

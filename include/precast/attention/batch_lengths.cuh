@@ -20,11 +20,18 @@ struct BatchLengths {
   int32_t page_size;             // 0: kv_indptr counts tokens
 
   PRECAST_HOST_DEVICE PlannedRequest request(int32_t request_idx, int32_t group_size) const {
+    return request(request_idx, group_size, [](const int32_t* x) { return *x; });
+  }
+
+  // The same, with `load` for a word in memory.
+  template <typename Load>
+  PRECAST_HOST_DEVICE PlannedRequest request(int32_t request_idx, int32_t group_size,
+                                             const Load& load) const {
     PlannedRequest planned = {};
     planned.request_idx = request_idx;
     if (qo_indptr != nullptr) {
-      planned.q_begin = qo_indptr[request_idx];
-      const int64_t q_len = int64_t(qo_indptr[request_idx + 1]) - planned.q_begin;
+      planned.q_begin = load(qo_indptr + request_idx);
+      const int64_t q_len = int64_t(load(qo_indptr + request_idx + 1)) - planned.q_begin;
       planned.q_len = planned.q_begin < 0 || q_len < 0 ? 0 : static_cast<int32_t>(q_len);
     } else {
       planned.q_begin = request_idx * q_len_per_req;
@@ -32,17 +39,17 @@ struct BatchLengths {
     }
     int64_t capacity = int64_t(1) << 31;  // tokens that the request's part of kv_indptr can hold
     if (kv_indptr != nullptr) {
-      planned.kv_start = kv_indptr[request_idx];
-      capacity = int64_t(kv_indptr[request_idx + 1]) - planned.kv_start;
+      planned.kv_start = load(kv_indptr + request_idx);
+      capacity = int64_t(load(kv_indptr + request_idx + 1)) - planned.kv_start;
     }
     int64_t length = capacity;
     if (page_size > 0) {
       if (last_page_len != nullptr && capacity > 0) {
-        length = (capacity - 1) * page_size + last_page_len[request_idx];
+        length = (capacity - 1) * page_size + load(last_page_len + request_idx);
       }
       capacity *= page_size;
     }
-    if (kv_len != nullptr) length = kv_len[request_idx];
+    if (kv_len != nullptr) length = load(kv_len + request_idx);
     if (length > capacity) length = capacity;
     if (length > kMaxKvLen) length = kMaxKvLen;
     planned.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);

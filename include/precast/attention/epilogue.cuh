@@ -35,7 +35,7 @@ struct RowResult {
     // Why not row_sum > 0: NaN must stay NaN.
     const bool is_empty = row_sum == 0.0f;
     factor = is_empty ? 0.0f : scale * p.out_scale * fast_reciprocal(row_sum);
-    if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale);
+    if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale + q_head * p.v_scale_step);
     lse = is_empty ? negative_infinity() : row_max + __log2f(row_sum);
   }
 };

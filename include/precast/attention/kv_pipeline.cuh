@@ -20,6 +20,8 @@
 #include "precast/attention/kv_format.cuh"
 #include "precast/attention/query.cuh"
 #include "precast/core/cp_async.cuh"
+#include "precast/core/load_relaxed.cuh"
+#include "precast/core/prefetch.cuh"
 
 namespace precast {
 
@@ -27,18 +29,24 @@ namespace precast {
 
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-// An entry of the page table, or 0 if it does not exist, without a branch.
+// An entry of the page table, or 0 if it does not exist, without a branch. kEarly: while another
+// grid may be writing it; see load_relaxed().
+template <bool kEarly = false>
 __device__ __forceinline__ uint32_t load_page(const int32_t* page, bool exists) {
   uint32_t value = 0;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %2, 0;\n"
-      "@p ld.global.u32 %0, [%1];\n"
-      "}"
-      : "+r"(value)
-      : "l"(page), "r"(exists ? 1u : 0u)
-      : "memory");
+  if constexpr (kEarly) {
+    if (exists) value = load_relaxed(page);
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.u32 p, %2, 0;\n"
+        "@p ld.global.u32 %0, [%1];\n"
+        "}"
+        : "+r"(value)
+        : "l"(page), "r"(exists ? 1u : 0u)
+        : "memory");
+  }
   return value;
 }
 
@@ -109,6 +117,33 @@ class KvPipeline {
     if (next_slot_ >= 0) start_next_tile();
     next_slot_ = slot;
     if (next_slot_ >= 0 && next_token_ >= end_token_) start_next_tile();
+  }
+
+  // Instead of set_next_tile(), before the previous grid has ended: looks up pages as they are now,
+  // and prefetches the first KV block. look_up_again() must follow after that grid, and then
+  // has_looked_up_wrong() before what fill() copies is used.
+  __device__ __forceinline__ void start_early(int slot) {
+    next_slot_ = slot;
+    switch_tile();
+    look_up_pages<true>();
+    early_page_ = page_;
+    prefetch_block();
+  }
+
+  __device__ __forceinline__ void look_up_again() {
+    look_up_pages();
+    late_page_ = page_;
+    page_ = early_page_;
+  }
+
+  __device__ __forceinline__ bool has_looked_up_wrong() const { return late_page_ != early_page_; }
+
+  // Back to the state before the first work tile. Its copies must have ended.
+  __device__ __forceinline__ void reset() {
+    read_stage_ = loaded_stages_ = 0;
+    next_token_ = end_token_ = 0;
+    table_half_ = 0;
+    next_slot_ = -1;
   }
 
   // Starts copies until all stages but one are loaded. Call it before the first consumer_wait() of
@@ -246,6 +281,7 @@ class KvPipeline {
   }
 
   // Starts to load the page table entries of the KV block at next_token_.
+  template <bool kEarly = false>
   __device__ __forceinline__ void look_up_pages() {
     if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
     const uint32_t token = next_token_ + thread() % Tile::kBlockN;
@@ -254,7 +290,28 @@ class KvPipeline {
     page_entry_ = token - page * p_.page_size.value;
     if (p_.kv_indices == nullptr) return;
     const bool exists = static_cast<int32_t>(token) < end_token_ && page_ < p_.num_kv_indices;
-    page_ = load_page(p_.kv_indices + page_, exists);
+    page_ = load_page<kEarly>(p_.kv_indices + page_, exists);
+  }
+
+  // Prefetches rows of the KV block at next_token_ to L2. Why not more: the prefetches of an SM
+  // come one after another, and with more of them short requests took longer.
+  __device__ __forceinline__ void prefetch_block() const {
+    constexpr int kMostRows = 16;
+    if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
+    if (thread() % Tile::kBlockN >= kMostRows) return;
+    const int32_t token = next_token_ + thread() % Tile::kBlockN;
+    if (token >= end_token_ || page_ >= p_.num_pages) return;
+    const uint64_t page = page_, entry = page_entry_;
+    const bool is_v = looks_up_v();
+    constexpr int kBits = KvFormat<KV>::kBits;
+    if (!is_v) {
+      prefetch_bytes_to_l2(base(false) + (page * p_.k.page_stride + entry * p_.k.entry_stride),
+                           Tile::kDimK * kBits / 8);
+    }
+    if (is_v || !kSeparateKvLookups) {
+      prefetch_bytes_to_l2(base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride),
+                           Tile::kDimV * kBits / 8);
+    }
   }
 
   // Writes the addresses of these tokens to the table. Why not in look_up_pages(): the loads take
@@ -457,8 +514,9 @@ class KvPipeline {
   int32_t next_token_ = 0, end_token_ = 0;  // where the KV block begins that is loaded next
   uint32_t page_ = 0, page_entry_ = 0;      // of this thread's token of that block
   int table_half_ = 0;
-  int next_slot_ = -1;   // the slot of the work tile after it
-  int32_t kv_head_ = 0;  // of packed rows
+  uint32_t early_page_ = 0, late_page_ = 0;  // see start_early()
+  int next_slot_ = -1;                       // the slot of the work tile after it
+  int32_t kv_head_ = 0;                      // of packed rows
 };
 
 #endif  // __CUDACC__

@@ -19,6 +19,7 @@
 #include "precast/attention/kv_pipeline.cuh"
 #include "precast/attention/mask.cuh"
 #include "precast/attention/rotary.cuh"
+#include "precast/core/launch.cuh"
 
 namespace precast {
 
@@ -60,34 +61,30 @@ class AttentionMainloop {
         smem_kv_(smem + Tile::kFixedBytes),
         shared_(shared),
         warp_kv_(Tile::kWarpsSplitKv ? threadIdx.x / 32 : 0) {
-    scale_ = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
-    if (p.qk_scale != nullptr) scale_ *= load_scalar(p.qk_scale);
-    if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p, scale_);
-    if (has_rotary()) init_rotary_freqs<Tile>(p, rotary_freqs_);
+    if constexpr (!Tile::kStartsEarly) init_scores();
   }
 
   __device__ __forceinline__ void run() {
     using Queue = WorkTileQueue<Tile>;
     Queue& queue = shared_.queue;
-    if constexpr (Tile::kPlansItself) {
-      static_assert(8 * (kMostSelfPlannedRequests + 1) <= Tile::kStageBytes, "a stage is scratch");
-      queue.init_without_plan(p_, reinterpret_cast<int64_t*>(smem_kv_));
-    } else if (threadIdx.x == 0) {
-      shared_.combine.begin_clock = clock();
-      queue.init(p_);
+    if constexpr (!Tile::kWarpsSplitKv) {
+      if (threadIdx.x == 0) {
+        shared_.combine.begin_clock = clock();
+        queue.init(p_);
+      }
+      __syncthreads();
+      if (!queue.is_valid[0]) return;
     }
-    __syncthreads();
-    if (!queue.is_valid[0]) return;
-    // Prologue: the copies of the first Q and of the first KV blocks.
     unsigned char* table = smem_kv_ - (Tile::kPipelines - warp_kv_) * Tile::kTableBytes;
     Pipeline pipeline(p_, queue, shared_address(smem_kv_ + warp_kv_ * Tile::kPipelineBytes),
                       shared_address(table), warp_kv_);
-    pipeline.set_next_tile(0);
-    copy_q<Tile>(p_, queue.blocks[0], shared_address(smem_q_));
-    pipeline.fill();
-    if (threadIdx.x < Queue::kFetchCount) queue.fetch(p_, 1);
-    cp_async_wait_group<Tile::kStages - 1>();
-    __syncthreads();
+    if constexpr (Tile::kWarpsSplitKv) {
+      if (!start(queue, pipeline)) return;
+    } else {
+      pipeline.set_next_tile(0);
+      start_copies(queue, pipeline);
+      __syncthreads();
+    }
     int tile_idx = 0, q_buffer = 0;
     while (true) {
       const int slot = tile_idx % Queue::kDepth, next = (tile_idx + 1) % Queue::kDepth;
@@ -117,6 +114,66 @@ class AttentionMainloop {
   }
 
  private:
+  // Prologue: the copies of the first Q and of the first KV blocks.
+  __device__ __forceinline__ void start_copies(WorkTileQueue<Tile>& queue, Pipeline& pipeline) {
+    copy_q<Tile>(p_, queue.blocks[0], shared_address(smem_q_));
+    pipeline.fill();
+    if (threadIdx.x < WorkTileQueue<Tile>::kFetchCount) queue.fetch(p_, 1);
+    cp_async_wait_group<Tile::kStages - 1>();
+  }
+
+  // What a CTA of the 16-row tile (decode) does first: finds work and starts its copies. Returns
+  // false if there is no work.
+  //
+  // With programmatic dependent launch, it does that while the previous grid still runs, which may
+  // be about to write lengths, plan or page table. So it waits for that grid before it copies, and
+  // reads again what it has started from while the copies are in flight. If anything differs, it
+  // starts anew. Until then nothing is written but shared memory, and every address exists whatever
+  // was read.
+  __device__ __forceinline__ bool start(WorkTileQueue<Tile>& queue, Pipeline& pipeline) {
+    using Source = typename WorkTileQueue<Tile>::Source;
+    for (bool is_early = Tile::kStartsEarly;; is_early = false) {
+      const Source source(p_);
+      if constexpr (Tile::kPlansItself) {
+        static_assert(sizeof(SelfPlanScratch) <= Tile::kPipelineBytes, "no stage is in use yet");
+        queue.init_without_plan(p_, source, *reinterpret_cast<SelfPlanScratch*>(smem_kv_));
+      } else if (threadIdx.x < 32) {
+        queue.init_by_warp(p_, source, reinterpret_cast<int32_t*>(smem_kv_), is_early);
+      }
+      __syncthreads();
+      const bool is_valid = queue.is_valid[0];
+      if (is_early) {
+        if (is_valid) pipeline.start_early(0);
+        wait_on_dependent_grids();
+        init_scores();
+        if (!is_valid) {
+          __syncthreads();  // all threads know it
+          continue;
+        }
+        pipeline.look_up_again();
+      } else {
+        if (!is_valid) return false;
+        pipeline.set_next_tile(0);
+      }
+      Source now = source;
+      if (is_early) now = Source(p_);
+      start_copies(queue, pipeline);
+      const bool is_wrong = source.differ(now) | pipeline.has_looked_up_wrong();
+      if (!__syncthreads_or(is_early & is_wrong)) return true;
+      cp_async_wait_group<0>();
+      __syncthreads();
+      pipeline.reset();
+    }
+  }
+
+  // The factor of scores, and what else they need, some of it from global memory.
+  __device__ __forceinline__ void init_scores() {
+    scale_ = p_.scale * (Tile::kGeneral ? 1.0f : kLog2E);
+    if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
+    if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
+    if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs_);
+  }
+
   __device__ __forceinline__ bool has_rotary() const {
     return Tile::kGeneral && p_.positions == PositionEncoding::rope;
   }

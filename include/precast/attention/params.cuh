@@ -56,6 +56,8 @@ struct AttentionParams {
   float out_scale = 1.0f;
   const float* qk_scale = nullptr;  // more of both, in memory of the device; > 0
   const float* v_scale = nullptr;
+  // 1 where the scale is a vector with a number for each query head, else 0.
+  int32_t qk_scale_step = 0, v_scale_step = 0;
   AttentionMask mask = AttentionMask::none;
   int32_t window_left = -1;      // -1: none
   const float* sinks = nullptr;  // [heads], natural logarithms

@@ -45,6 +45,9 @@ constexpr int64_t kMaxStreamKCost = int64_t(1) << 36;
 // combining them may take too long: see num_stream_k_ctas().
 constexpr int kLargeShare = 256 * kBlockCost;
 constexpr int kManySplits = 20;
+// No tile is split if that shortens the work of a CTA by less than this: partial results must be
+// written and combined, which takes as long.
+constexpr int kSplitCost = 12 * kBlockCost;
 
 // Totals over all tiles of one head.
 struct TileTotals {
@@ -64,8 +67,9 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const T
   // Why: there are too few 16-row tiles, and they are of any length.
   if (p.shape.block_m <= kDecodeBlockM) return ScheduleMode::stream_k;
   const int64_t share = totals.cost * p.shape.heads / p.shape.ctas;
-  return totals.max_cost <= share * kMaxImbalance ? ScheduleMode::static_persistent
-                                                  : ScheduleMode::stream_k;
+  const bool gains = totals.max_cost - share > kSplitCost;
+  return totals.max_cost <= share * kMaxImbalance || !gains ? ScheduleMode::static_persistent
+                                                            : ScheduleMode::stream_k;
 }
 
 // The number of CTAs that share the cost in stream_k mode. If all tiles are equally long and few

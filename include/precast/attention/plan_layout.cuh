@@ -56,8 +56,9 @@ struct alignas(16) PlanHeader {
   int32_t total_cost[2];    // low word, high word
   int32_t swizzle_size;     // static: entries of which all heads are taken one after another
   int32_t num_swizzled;     // static: entries that belong to such a block
-  int32_t unused[2];
-  PackedShape shape;  // the shape that the plan was made for
+  int32_t next_ticket;      // static: entries that TileScheduler::take_work() has given out; 0
+  int32_t unused;           // when no kernel runs
+  PackedShape shape;        // the shape that the plan was made for
 };
 constexpr int kHeaderInts = 24;
 static_assert(sizeof(PlanHeader) == 4 * kHeaderInts, "kHeaderInts");
@@ -117,14 +118,19 @@ struct TileSchedulerParams {
 // Whether a plan was made for a call of that shape, and the split workspace can hold its partial
 // results. A kernel must not take work from another plan: it names heads and tiles that do not
 // exist, and its counters belong to another call.
-PRECAST_HOST_DEVICE inline bool is_planned(const TileSchedulerParams& params,
-                                           int64_t max_partials) {
-  const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(params.plan);
-  const PackedShape planned = header.shape, expected(params.shape);
-  const bool fits = header.num_partials <= max_partials;
+PRECAST_HOST_DEVICE inline bool is_planned(const PackedShape& planned, int32_t num_partials,
+                                           const ScheduleShape& shape, int64_t max_partials) {
+  const PackedShape expected(shape);
+  const bool fits = num_partials <= max_partials;
   int32_t differ = 0;
   for (int i = 0; i < 8; ++i) differ |= planned.words[i] ^ expected.words[i];
   return fits & (differ == 0);  // Why &: no branch waits for a load.
+}
+
+PRECAST_HOST_DEVICE inline bool is_planned(const TileSchedulerParams& params,
+                                           int64_t max_partials) {
+  const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(params.plan);
+  return is_planned(header.shape, header.num_partials, params.shape, max_partials);
 }
 
 }  // namespace precast

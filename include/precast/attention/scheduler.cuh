@@ -183,19 +183,29 @@ struct WorkTile {
 class TileScheduler {
  public:
   PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta)
+      : TileScheduler(params, cta, first_start(params) + cta,
+                      reinterpret_cast<const PlanHeader*>(params.plan)->mode) {}
+
+  // The same with the mode and the starts of CTAs `cta` and `cta` + 1 from elsewhere. Why
+  // static_persistent mode reads the starts, too: so no load waits for the mode.
+  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta,
+                                    const CtaStart* starts, ScheduleMode mode)
       : params_(params), layout_(params.shape.batch, params.shape.ctas), cta_(cta) {
     header_ = reinterpret_cast<const PlanHeader*>(params.plan);
-    // Why static_persistent mode reads the starts, too: so no load waits for the mode.
-    const CtaStart* starts = reinterpret_cast<const CtaStart*>(params.plan + layout_.starts);
-    at_ = starts[cta];
-    const CtaStart end = starts[cta + 1];
+    at_ = starts[0];
+    const CtaStart end = starts[1];
     end_planned_idx_ = end.planned_idx;
     end_head_ = end.head;
     end_m_block_ = end.m_block;
     end_n_block_ = end.n_block;
     end_num_splits_ = end.num_splits;
     end_first_cta_ = end.first_cta;
-    is_static_ = header_->mode == ScheduleMode::static_persistent;
+    is_static_ = mode == ScheduleMode::static_persistent;
+  }
+
+  static PRECAST_HOST_DEVICE const CtaStart* first_start(const TileSchedulerParams& params) {
+    const PlanLayout layout(params.shape.batch, params.shape.ctas);
+    return reinterpret_cast<const CtaStart*>(params.plan + layout.starts);
   }
 
   // The split counters of the plan; WorkTile::counter is an index of them.
@@ -208,18 +218,45 @@ class TileScheduler {
     return is_static_ ? get_work_of_round(round_++, work) : get_next_stream_k(work);
   }
 
+#if defined(__CUDACC__)
+  // The same by tickets: in static_persistent mode, behind the first rounds, a CTA takes the next
+  // entry that no other has taken. CTAs whose tiles take longer than their cost, because of clocks
+  // or of L2, take fewer. Why not from the start: the entries of the first two rounds make equal
+  // sums. All CTAs of a launch must use it, until it returns false.
+  __device__ bool take_work(WorkTile& work) {
+    constexpr int32_t kFirstRounds = 2;
+    if (!is_static_ || round_ < kFirstRounds) return get_next_work(work);
+    const int64_t tickets =
+        int64_t(header_->num_entries) * params_.shape.heads - kFirstRounds * params_.shape.ctas;
+    if (tickets <= 0) return false;
+    int32_t* const next = &reinterpret_cast<PlanHeader*>(params_.plan)->next_ticket;
+    const int32_t ticket = atomicAdd(next, 1);
+    if (ticket < tickets) return get_item(kFirstRounds * params_.shape.ctas + ticket, work);
+    // Each CTA takes one ticket too many. The last of them leaves the plan as it was.
+    if (ticket == tickets + params_.shape.ctas - 1) *next = 0;
+    return false;
+  }
+#endif
+
   // Whether the mode is static_persistent, in which work can be found in any order.
   PRECAST_HOST_DEVICE bool is_static() const { return is_static_; }
 
   // The work that get_next_work() gives after `round` others. Returns false past the end.
   PRECAST_HOST_DEVICE bool get_work_of_round(int32_t round, WorkTile& work) const {
-    const int32_t ctas = params_.shape.ctas, heads = params_.shape.heads;
+    const int32_t ctas = params_.shape.ctas;
     // Every second round reverses the order of the CTAs, and every two rounds shift it by an eighth
     // of them. Why: the entries are sorted, so the CTA with the longest entry of a round gets the
     // shortest of the next one, and the middle of a round becomes the end of a later one.
     const int32_t shifted = cta_ + round / 2 * (ctas / 8);
     const int32_t place = shifted - quotient(shifted, ctas) * ctas;
-    const int32_t item = round * ctas + (round % 2 == 0 ? place : ctas - 1 - place);
+    return get_item(round * ctas + (round % 2 == 0 ? place : ctas - 1 - place), work);
+  }
+
+ private:
+  // An entry for one head. Items are counted in the order in which CTAs take them. Returns false
+  // past the end.
+  PRECAST_HOST_DEVICE bool get_item(int32_t item, WorkTile& work) const {
+    const int32_t heads = params_.shape.heads;
     if (item >= header_->num_entries * heads) return false;
     const int32_t swizzle = header_->swizzle_size, num_swizzled = header_->num_swizzled;
     int32_t entry_idx;
@@ -256,14 +293,24 @@ class TileScheduler {
     return true;
   }
 
- private:
   PRECAST_HOST_DEVICE const PlannedRequest& planned_request(int32_t planned_idx) const {
     return reinterpret_cast<const PlannedRequest*>(params_.plan + layout_.requests)[planned_idx];
   }
 
+  // Why the tile before is left here and not once it is given: that may load from the plan, and the
+  // first work of a CTA must not (see AttentionMainloop::start()).
   PRECAST_HOST_DEVICE bool get_next_stream_k(WorkTile& work) {
-    const bool ends_here =
-        at_.planned_idx == end_planned_idx_ && at_.head == end_head_ && at_.m_block == end_m_block_;
+    bool ends_here = is_last_tile();
+    if (has_given_) {
+      if (ends_here) {
+        at_.n_block = end_n_block_;
+      } else {
+        at_.n_block = 0;
+        advance();
+        ends_here = is_last_tile();
+      }
+    }
+    has_given_ = false;
     if (ends_here ? at_.n_block >= end_n_block_ : is_past_end()) return false;
     const KvRange range = kv_range_of_tile(params_.shape, at_.q_len, at_.kv_len, at_.m_block);
     work.request_idx = at_.request_idx;
@@ -282,13 +329,14 @@ class TileScheduler {
     work.first_partial = 2 * first_cta + 1;
     work.partial_step = 2;
     work.partial_skip = 1;
-    if (ends_here) {
-      at_.n_block = end_n_block_;
-    } else {
-      at_.n_block = 0;
-      advance();
-    }
+    has_given_ = true;
     return true;
+  }
+
+  // Whether the next CTA starts in this tile, or after it.
+  PRECAST_HOST_DEVICE bool is_last_tile() const {
+    return at_.planned_idx == end_planned_idx_ && at_.head == end_head_ &&
+           at_.m_block == end_m_block_;
   }
 
   // Goes on to the next tile.
@@ -329,6 +377,7 @@ class TileScheduler {
   CtaStart at_;
   int32_t end_planned_idx_, end_head_, end_m_block_, end_n_block_, end_num_splits_, end_first_cta_;
   bool is_static_;
+  bool has_given_ = false;  // whether at_ is the tile that was given last
 };
 
 }  // namespace precast

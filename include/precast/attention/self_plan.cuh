@@ -13,6 +13,7 @@
 
 #include "precast/attention/params.cuh"
 #include "precast/attention/plan.cuh"
+#include "precast/core/load_relaxed.cuh"
 
 namespace precast {
 
@@ -76,12 +77,20 @@ class SelfPlannedScheduler {
 
   // Returns false if there is no more work.
   PRECAST_HOST_DEVICE bool get_next_work(WorkTile& work) {
+    return get_next_work(work, [&](int32_t request_idx) {
+      return lengths_.request(request_idx, shape_.group_size, load_relaxed);
+    });
+  }
+
+  // The same, with `request_of` to say the lengths of a request.
+  template <typename RequestOf>
+  PRECAST_HOST_DEVICE bool get_next_work(WorkTile& work, const RequestOf& request_of) {
     const bool ends_here = at_.tile == end_.tile;
     if (ends_here ? at_.boundary.n_block >= end_.boundary.n_block : at_.tile > end_.tile) {
       return false;
     }
     const int32_t head = quotient(at_.tile, shape_.batch);
-    const PlannedRequest r = lengths_.request(at_.tile - head * shape_.batch, shape_.group_size);
+    const PlannedRequest r = request_of(at_.tile - head * shape_.batch);
     const KvRange range = kv_range_of_request(shape_, r);
     const TileBoundary &from = at_.boundary, &to = end_.boundary;
     const int32_t kv_begin = range.begin + from.n_block * kKvBlockSize;
@@ -116,13 +125,60 @@ struct SelfPlannedTile : Base {
 
 #if defined(__CUDACC__)
 
-// The scheduler of this CTA, in its first thread. All threads of the CTA must call it. `costs`:
-// shared memory, [kMostSelfPlannedRequests + 1], which is free after the next barrier.
-__device__ __forceinline__ SelfPlannedScheduler plan_cta(const AttentionParams& p, int64_t* costs) {
+// The lengths from which a thread plans: those of the requests threadIdx.x + i * kThreads.
+template <int kThreads>
+struct LengthsOfThread {
+  static constexpr int kCount = kMostSelfPlannedRequests / kThreads;
+  int32_t kv_start[kCount], kv_len[kCount];
+
+  __device__ __forceinline__ explicit LengthsOfThread(const AttentionParams& p) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      kv_start[i] = kv_len[i] = 0;
+      const int32_t at = threadIdx.x + i * kThreads;
+      if (at >= p.schedule.shape.batch) continue;
+      const PlannedRequest r = p.lengths.request(at, p.schedule.shape.group_size, load_relaxed);
+      kv_start[i] = r.kv_start;
+      kv_len[i] = r.kv_len;
+    }
+  }
+
+  __device__ __forceinline__ bool differ(const LengthsOfThread& other) const {
+    bool differs = false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      differs |= (kv_start[i] != other.kv_start[i]) | (kv_len[i] != other.kv_len[i]);
+    }
+    return differs;
+  }
+};
+
+// Shared memory of plan_cta(), free after the next barrier.
+struct SelfPlanScratch {
+  int64_t costs[kMostSelfPlannedRequests + 1];
+  int32_t kv_start[kMostSelfPlannedRequests], kv_len[kMostSelfPlannedRequests];
+
+  __device__ __forceinline__ PlannedRequest request(int32_t request_idx, int32_t q_len) const {
+    return {request_idx, request_idx * q_len, q_len, kv_start[request_idx], kv_len[request_idx], 0};
+  }
+};
+
+// The scheduler of this CTA, in its first thread. All threads of the CTA must call it.
+template <int kThreads>
+__device__ __forceinline__ SelfPlannedScheduler plan_cta(const AttentionParams& p,
+                                                         const LengthsOfThread<kThreads>& lengths,
+                                                         SelfPlanScratch& scratch) {
   const ScheduleShape& shape = p.schedule.shape;
   const uint32_t batch = shape.batch;
-  for (uint32_t i = threadIdx.x; i < batch; i += blockDim.x) {
-    costs[i + 1] = tile_cost(kv_range_of_request(shape, p.lengths.request(i, shape.group_size)));
+  int64_t* const costs = scratch.costs;
+#pragma unroll
+  for (int i = 0; i < LengthsOfThread<kThreads>::kCount; ++i) {
+    const uint32_t at = threadIdx.x + i * kThreads;
+    if (at >= batch) break;
+    scratch.kv_start[at] = lengths.kv_start[i];
+    scratch.kv_len[at] = lengths.kv_len[i];
+    const PlannedRequest request = scratch.request(at, p.lengths.q_len_per_req);
+    costs[at + 1] = tile_cost(kv_range_of_request(shape, request));
   }
   __syncthreads();
   TileStart start = {};

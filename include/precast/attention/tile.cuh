@@ -101,6 +101,8 @@ struct AttentionTile {
   static constexpr int kBlockM = kRows;
   static_assert(kBlockM == 16 || kBlockM == 64 || kBlockM == 128, "a tile that is written here");
   static constexpr bool kWarpsSplitKv = kBlockM == kDecodeBlockM;
+  // Whether CTAs start before the previous grid has ended; see AttentionMainloop::start().
+  static constexpr bool kStartsEarly = kWarpsSplitKv && PRECAST_SM >= 90;
   static constexpr int kDimK = kDimQ;
   static constexpr int kVSplits = attention_v_splits(kDimAll);
   static constexpr int kDimV = kDimAll / kVSplits;

@@ -70,14 +70,39 @@ struct QueuedBlock : BlockInfo {
 template <>
 struct QueuedBlock<true> : BlockInfo {};
 
-// What finds the work tiles of a CTA: in a plan, or in the lengths.
-template <bool kPlansItself>
+// The words of a plan that a CTA of the 16-row tile starts from, two for each lane of a warp.
+struct PlanWords {
+  int32_t first;   // two CtaStart, then a PackedShape
+  int32_t second;  // the mode, then the number of partial results
+  static constexpr int kStarts = 2 * kStartInts;
+  static_assert(kStarts + 8 == 32, "a word for each lane");
+
+  __device__ __forceinline__ explicit PlanWords(const AttentionParams& p) {
+    const PlanHeader* header = reinterpret_cast<const PlanHeader*>(p.schedule.plan);
+    const int32_t* starts =
+        reinterpret_cast<const int32_t*>(TileScheduler::first_start(p.schedule) + blockIdx.x);
+    const int lane = threadIdx.x % 32;
+    first = load_relaxed(lane < kStarts ? starts + lane : header->shape.words + lane - kStarts);
+    second = load_relaxed(lane == 0 ? reinterpret_cast<const int32_t*>(&header->mode)
+                                    : &header->num_partials);
+  }
+
+  __device__ __forceinline__ bool differ(const PlanWords& other) const {
+    return (first != other.first) | (second != other.second);
+  }
+};
+
+// What finds the work tiles of a CTA, in a plan or in the lengths, and what a thread of the 16-row
+// tile reads of these.
+template <bool kPlansItself, int kThreads>
 struct SchedulerOf {
   using type = TileScheduler;
+  using Source = PlanWords;
 };
-template <>
-struct SchedulerOf<true> {
+template <int kThreads>
+struct SchedulerOf<true, kThreads> {
   using type = SelfPlannedScheduler;
+  using Source = LengthsOfThread<kThreads>;
 };
 
 // A circular queue of a CTA's work tiles: the current one, the next two, and, but for the 16-row
@@ -86,7 +111,8 @@ struct SchedulerOf<true> {
 // tiles in parallel. Why: to find one takes as long as half a KV block, and all warps wait for it.
 template <typename Tile>
 struct WorkTileQueue {
-  using Scheduler = typename SchedulerOf<Tile::kPlansItself>::type;
+  using Scheduler = typename SchedulerOf<Tile::kPlansItself, Tile::kThreads>::type;
+  using Source = typename SchedulerOf<Tile::kPlansItself, Tile::kThreads>::Source;
   static constexpr int kFetchCount = Tile::kWarpsSplitKv ? 1 : 4;
   static constexpr int kDepth = Tile::kWarpsSplitKv ? 3 : 8;
 
@@ -142,13 +168,46 @@ struct WorkTileQueue {
     if (planned) fetch_next(p, 0);
   }
 
-  // The same without a plan: all threads of the CTA call it. `scratch`: see plan_cta().
-  __device__ void init_without_plan(const AttentionParams& p, int64_t* scratch) {
-    const SelfPlannedScheduler found = plan_cta(p, scratch);
+  // Does the same as init(), by the first warp, from words that may be of any plan or none.
+  // `scratch`: shared memory, 16-byte aligned, that holds 34 words. is_early: the plan may change
+  // later, so that work in static_persistent mode, which reads more of it, is not found.
+  __device__ void init_by_warp(const AttentionParams& p, const PlanWords& words, int32_t* scratch,
+                               bool is_early) {
+    scratch[threadIdx.x] = words.first;
+    if (threadIdx.x < 2) scratch[32 + threadIdx.x] = words.second;
+    __syncwarp();
+    if (threadIdx.x != 0) return;
+    const PackedShape& shape = *reinterpret_cast<const PackedShape*>(scratch + PlanWords::kStarts);
+    const ScheduleMode mode = static_cast<ScheduleMode>(scratch[32]);
+    scheduler() = TileScheduler(p.schedule, blockIdx.x, reinterpret_cast<CtaStart*>(scratch), mode);
+    is_valid[0] = false;
+    if (is_early && scheduler().is_static()) return;
+    counters = scheduler().counters();
+    if (!is_planned(shape, scratch[33], p.schedule.shape, p.max_partials)) return;
+    fetch_next(p, 0);
+    is_valid[0] = is_valid[0] && (!is_early || is_possible(p, blocks[0].work));
+  }
+
+  // Whether a work tile names queries and a head that exist. Its tokens are checked where they are
+  // looked up.
+  static __device__ bool is_possible(const AttentionParams& p, const WorkTile& work) {
+    const uint32_t heads = p.schedule.shape.heads, rows = p.q_rows;
+    return static_cast<uint32_t>(work.head) < heads && work.m_block == 0 &&
+           static_cast<uint32_t>(work.q_begin) <= rows;
+  }
+
+  // The same without a plan: all threads of the CTA call it.
+  __device__ void init_without_plan(const AttentionParams& p,
+                                    const LengthsOfThread<Tile::kThreads>& lengths,
+                                    SelfPlanScratch& scratch) {
+    const SelfPlannedScheduler found = plan_cta(p, lengths, scratch);
     if (threadIdx.x != 0) return;
     scheduler() = found;
     counters = p.schedule.plan;
-    fetch_next(p, 0);
+    is_valid[0] = scheduler().get_next_work(blocks[0].work, [&](int32_t request_idx) {
+      return scratch.request(request_idx, p.lengths.q_len_per_req);
+    });
+    if (is_valid[0]) complete(p, 0);
   }
 };
 

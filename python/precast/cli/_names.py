@@ -26,6 +26,9 @@ _ARGUMENTS = {
 _PACKED = "_nvfp4"
 #: How that of an op for Hopper ends, which runs what it can in the place of another op.
 _HOPPER = "_sm90"
+#: How that of an op for Hopper ends whose queries are e4m3, as keys and values are.
+_FP8 = f"{_HOPPER}_fp8"
+_8_BITS = ("e4m3", "e5m2")
 #: Axes that follow another one by default, as in the ``plan()`` of the attention wrappers.
 _DEFAULTS = {"dtype_kv": "dtype_q", "head_dim_vo": "head_dim_qk"}
 
@@ -114,15 +117,34 @@ def of_cache(ops: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], d
     return chosen, {key: value for key, value in given.items() if key != "kv_data_type"}
 
 
+def of_queries(ops: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Choose the ops of the given queries: of 8 bits, or any others.
+
+    Returns these ops, and ``given`` with the dtype that queries of 8 bits are converted to, where
+    no op takes them as they are.
+    """
+    of_fp8 = [op for op in ops if op.endswith(_FP8)]
+    if not of_fp8 or ops[0] in of_fp8:
+        return list(ops), dict(given)
+    rest = [op for op in ops if op not in of_fp8]
+    q = _dtype_word(given.get("q_data_type", given.get("dtype", "")))
+    if q not in _8_BITS:
+        return rest, dict(given)
+    kv = _dtype_word(given.get("kv_data_type", q))
+    out = _dtype_word(given.get("o_data_type", ""))
+    kept = {k: v for k, v in given.items() if k not in ("dtype", "o_data_type")}
+    computed = kv if kv in ("f16", "bf16") else out if out in ("f16", "bf16") else "bf16"
+    chosen = [*rest, *of_fp8] if q == kv == "e4m3" else rest
+    return chosen, {**kept, "q_data_type": computed, "kv_data_type": kv}
+
+
 def axes_beside(op: str, main: Mapping[str, str]) -> dict[str, str] | None:
     """The axes of an op that a call uses beside its main op; None if they do not follow from it."""
     from precast._base.errors import UnsupportedConfigError
     from precast._plan.installed import plan
 
     axes = plan().config.op(op).axes
-    if op.endswith(_HOPPER) and main.get("dtype_kv") != main.get("dtype_q"):
-        return None  # Its keys have the dtype of queries.
-    follow = {"dtype": main.get("dtype_q", ""), **main}
+    follow = {"dtype": main.get("dtype_q", ""), "dtype_o": main.get("dtype_q", ""), **main}
     found = {axis: follow.get(axis, "") for axis in axes}
     try:
         plan().config.op(op).space.checked(op, found)

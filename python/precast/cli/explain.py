@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     ops = _names.ops_of(args.op)
-    (op, *beside), given = _names.of_cache(ops, _given(ops[0], args.axes))
+    chosen, given = _names.of_queries(ops, _given(ops[0], args.axes))
+    (op, *beside), given = _names.of_cache(chosen, given)
     axes = {op: _names.axes_of(op, given)}
     for other in beside:
         follow = _names.axes_beside(other, axes[op])

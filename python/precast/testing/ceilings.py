@@ -86,10 +86,22 @@ def measure_matmul_ceiling(dtype: torch.dtype) -> Ceiling:
     for m, n, k in _PRODUCTS:
         a = torch.randn((m, k), dtype=torch.float32, device="cuda").to(dtype)
         b = torch.randn((n, k), dtype=torch.float32, device="cuda").to(dtype)
-        out = torch.empty((m, n), dtype=dtype, device="cuda")
-        seconds = _seconds(lambda a, b, o: torch.mm(a, b.t(), out=o), (a, b, out))
+        if dtype.itemsize == 1:
+            one = torch.ones((), device="cuda")
+            out = torch.empty((m, n), dtype=torch.bfloat16, device="cuda")
+            seconds = _seconds(_product_of_8_bits, (a, b, one, out))
+        else:
+            out = torch.empty((m, n), dtype=dtype, device="cuda")
+            seconds = _seconds(lambda a, b, o: torch.mm(a, b.t(), out=o), (a, b, out))
         reached[f"{m}x{n}x{k}"] = 2 * m * n * k / seconds * 1e-12
     return _best("matmul", reached, "TFLOP/s")
+
+
+def _product_of_8_bits(
+    a: torch.Tensor, b: torch.Tensor, one: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    product: torch.Tensor = torch._scaled_mm(a, b.t(), one, one, out_dtype=out.dtype, out=out)
+    return product
 
 
 def _bandwidth(

@@ -91,7 +91,7 @@ class Tensor(NamedTuple):
     param : str, optional
         The op's parameter. Default for an input: the one with the same name. For an output: the
         parameter that it is written to, if there is one. An input of a method may also be
-        ``self.attribute``, which was set before the call.
+        ``self.attribute``, which was set before the call, or an attribute of that.
     dtype : str, optional
         The element type, if it is always the same. Default for an input: that of the argument.
     dtype_from : str, optional
@@ -99,7 +99,9 @@ class Tensor(NamedTuple):
     description : str
         A text for readers of the definition.
     item : int, optional
-        The position in the tuple, if the parameter is a tuple of tensors.
+        The position in the tuple, if the parameter or the attribute is a tuple of tensors. The
+        reference then gets a tuple, by the name of the parameter, or of the attribute without
+        underscores in front.
     """
 
     axes: Sequence[str]

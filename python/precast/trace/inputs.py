@@ -101,9 +101,7 @@ def make_inputs(
             made[param] = sizes[name]
     for name, param in template.input_params().items():
         if "." in param and isinstance(template.inputs[name], Scalar):
-            owner, _, attribute = param.partition(".")
-            given = _number(str(template.inputs[name].dtype))
-            setattr(made.setdefault(owner, SimpleNamespace()), attribute, given)
+            _put(made, param, None, _number(str(template.inputs[name].dtype)))
         elif "." not in param and param not in made:
             number = template.inputs[name]
             sample = number.sample if isinstance(number, Scalar) else None
@@ -117,12 +115,21 @@ def make_inputs(
     return made
 
 
-def _put(made: dict[str, Any], param: str, item: int | None, tensor: torch.Tensor) -> None:
-    owner, _, attribute = param.partition(".")
-    if attribute:
-        setattr(made.setdefault(owner, SimpleNamespace()), attribute, tensor)
-        return
-    made[param] = tensor if item is None else (*made.get(param, ()), tensor)
+def _put(made: dict[str, Any], param: str, item: int | None, value: object) -> None:
+    """Put a value where the template reads it: an argument, or an attribute of an attribute of it.
+
+    Items of a tuple come in their order.
+    """
+    owner, *attributes = param.split(".")
+    held, name = made, owner
+    for attribute in attributes:
+        held, name = vars(_owned(held, name)), attribute
+    held[name] = value if item is None else (*held.get(name, ()), value)
+
+
+def _owned(held: dict[str, Any], name: str) -> SimpleNamespace:
+    owned: SimpleNamespace = held.setdefault(name, SimpleNamespace())
+    return owned
 
 
 def _sizes(

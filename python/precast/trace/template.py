@@ -106,8 +106,15 @@ class TraceTemplate:
         return {name: spec.param or name for name, spec in self.inputs.items()}
 
     def reference_params(self) -> dict[str, str]:
-        """The reference's parameter of each input; the input's own name, if that is a path."""
-        return {n: n if "." in param else param for n, param in self.input_params().items()}
+        """The reference's parameter of each input.
+
+        It is the input's own name if the input is read by a path, and the name of the tuple's
+        attribute if it is an item of a tuple that is.
+        """
+        return {
+            name: param if "." not in param else _name_of_path(name, param, self.inputs[name])
+            for name, param in self.input_params().items()
+        }
 
     def values(self, arguments: Mapping[str, Any]) -> list[Any]:
         """The value of each input in a call."""
@@ -126,7 +133,7 @@ class TraceTemplate:
         """The outputs of a finished call in order, written in place or returned."""
         if returned is None:
             return self.written(arguments)
-        fresh = iter(returned if isinstance(returned, tuple) else (returned,))
+        fresh = _flat(returned)
         params = set(self.input_params().values())
         return tuple(
             spec.of(arguments[spec.param]) if spec.param in params else next(fresh)
@@ -296,6 +303,21 @@ def argument(arguments: Mapping[str, Any], path: str, default: Any = _REQUIRED) 
     for attribute in attributes:
         value = getattr(value, attribute, None)
     return value
+
+
+def _name_of_path(name: str, path: str, spec: Tensor | Scalar) -> str:
+    if isinstance(spec, Tensor) and spec.item is not None:
+        return path.rpartition(".")[2].lstrip("_")
+    return name
+
+
+def _flat(returned: Any) -> Iterator[Any]:
+    """What a call has returned, one by one, without tuples in tuples and what is left out."""
+    if isinstance(returned, tuple):
+        for part in returned:
+            yield from _flat(part)
+    elif returned is not None:
+        yield returned
 
 
 def _described(row: dict[str, Any], spec: Var | Const | Tensor | Scalar) -> dict[str, Any]:

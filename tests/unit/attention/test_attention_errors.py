@@ -393,7 +393,7 @@ def test_one_request():
     prefill = precast.single_prefill_with_kv_cache
     with pytest.raises(BackendSupportedError, match="cudnn"):
         prefill(q, k, k, backend="cudnn")
-    with pytest.raises(NotImplementedError, match="scale_q must be None"):
+    with pytest.raises(ValueError, match=r"scale_q must be None for queries of torch\.float32"):
         prefill(q, k, k, scale_q=torch.ones(4))
     with pytest.raises(KeyError, match="kv_layout must be NHD or HND"):
         prefill(q, k, k, kv_layout="X")

@@ -27,6 +27,7 @@ from attention_support import (
 
 import precast
 from precast._ops.attention import heuristics, kernels
+from precast._ops.attention.prefill import plan as plan_of_prefill
 from precast.errors import PlanMismatchError
 
 pytestmark = pytest.mark.usefixtures("reference_mode")
@@ -289,6 +290,50 @@ def test_a_split_that_is_off_has_no_tile_of_its_own(monkeypatch):
         wrapper.plan(ROWS, TOKENS, 4, 2, 64, fixed_split_size=size, **F32)
         tiles.append(wrapper._plan.shape.block_m)
     assert tiles == [16, 16, 16, 64]
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    """Make a plan as with lengths on the GPU: the host knows no number of queries."""
+    monkeypatch.setattr(plan_of_prefill, "total_and_longest", lambda *args: (None, None))
+
+    def plan(wrapper, rows):
+        wrapper.plan(rows, rows, 8, 2, 64, **F32)
+        return wrapper._plan.shape.block_m
+
+    return plan
+
+
+def test_the_first_run_knows_the_tile_of_lengths_on_the_gpu(unknown):
+    wrapper, tiles = ragged(), []
+    for count, before, after in ((40, 64, 128), (41, 128, 128), (1, 128, 16), (1, 16, 16)):
+        rows = torch.tensor([0, count, 2 * count])
+        q, k, v = torch.randn(2 * count, 8, 64), *torch.randn(2, 2 * count, 2, 64)
+        assert unknown(wrapper, rows) == before, "as in the run before"
+        want, _ = wrapper.reference(q, k, v, rows, rows)
+        for _ in range(2):
+            torch.testing.assert_close(wrapper.run(q, k, v), want)
+            tiles.append(wrapper._plan.shape.block_m)
+        assert tiles[-2:] == [after, after]
+
+
+def test_a_captured_run_keeps_its_tile(unknown, monkeypatch):
+    wrapper, rows = ragged(), torch.tensor([0, 40, 80])
+    assert unknown(wrapper, rows) == 64
+    monkeypatch.setattr(wrapper, "_is_capturing", lambda: True)
+    wrapper.run(torch.randn(80, 8, 64), *torch.randn(2, 80, 2, 64))
+    assert wrapper._plan.shape.block_m == 64
+
+
+def test_a_wrapper_for_graphs_keeps_the_tile_of_its_first_run(unknown):
+    buffers = [torch.zeros(3, dtype=torch.int32) for _ in range(2)]
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(
+        workspace(), use_cuda_graph=True, qo_indptr_buf=buffers[0], kv_indptr_buf=buffers[1]
+    )
+    for count, tile in ((40, 128), (1, 128)):
+        unknown(wrapper, torch.tensor([0, count, 2 * count]))
+        wrapper.run(torch.randn(2 * count, 8, 64), *torch.randn(2, 2 * count, 2, 64))
+        assert wrapper._plan.shape.block_m == tile
 
 
 def test_a_deprecated_call_is_where_the_warning_is():

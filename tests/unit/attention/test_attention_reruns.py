@@ -23,7 +23,7 @@ from attention_support import (
 )
 
 import precast
-from precast._ops.attention import buffers, kernels
+from precast._ops.attention import buffers, kernels, validation
 from precast.errors import CacheLayoutError, PlanMismatchError
 
 pytestmark = pytest.mark.usefixtures("reference_mode")
@@ -136,6 +136,37 @@ def test_forward_sees_what_its_own_options_say(planned, monkeypatch):
         torch.testing.assert_close(prefill.run(q, k, k), want)  # They stay.
         assert launched == [*launches, "run_ragged"]
         launched.clear()
+
+
+def test_forward_looks_at_options_once_a_plan(monkeypatch):
+    """Every layer of a model calls it; a plan and another option in between count all the same."""
+    prefill, q, k = ragged(), torch.randn(4, 4, 64), torch.randn(9, 2, 64)
+    looked = []
+    check = validation.check_rope
+    monkeypatch.setattr(validation, "check_rope", lambda *given: looked.append(check(*given)))
+
+    def layer(**options):
+        want, _ = prefill.reference(q, k, k, ROWS, TOKENS, **options)
+        torch.testing.assert_close(prefill.forward(q, k, k, **options), want)
+        torch.testing.assert_close(prefill.forward_return_lse(q, k, k, **options)[0], want)
+
+    for _ in range(2):
+        prefill.plan(ROWS, TOKENS, 4, 2, 64, **F32)
+        looked.clear()
+        for _ in range(3):
+            layer(causal=True, sm_scale=0.3)
+        assert len(looked) == 1
+        layer(causal=True, sm_scale=0.5)
+        layer(causal=False, sm_scale=0.5)
+        assert len(looked) == 3
+    prefill._sm_scale = 0.7  # As engines set it.
+    torch.testing.assert_close(
+        prefill.run(q, k, k), prefill.reference(q, k, k, ROWS, TOKENS, sm_scale=0.7)[0]
+    )
+    layer(causal=False, sm_scale=0.5)
+    with pytest.raises(ValueError, match="q must have 4 heads"):
+        prefill.forward(q[:, :3], k, k, sm_scale=0.5)
+    layer(causal=False, sm_scale=0.5)
 
 
 def test_a_wider_window_of_forward_in_a_graphs_wrapper():

@@ -77,9 +77,16 @@ def test_keys_of_8_bits_have_tiles_of_two_warpgroups_and_pages_of_any_size():
 
 
 def test_short_requests_are_for_smaller_tiles():
-    assert not sm90.suits((BF16, BF16), SHAPE, 16, CPU)  # 64 packed rows
-    assert sm90.suits((BF16, BF16), SHAPE, 17, CPU)
+    assert not sm90.suits((BF16, BF16), SHAPE, 4, CPU)  # 16 packed rows
+    assert sm90.suits((BF16, BF16), SHAPE, 5, CPU)
     assert sm90.runs((BF16, BF16), SHAPE, CPU)
+    for dtypes, others in (
+        ((BF16, E4M3), {"kv_bytes": 1}),
+        ((BF16, BF16), {"head_dim_qk": 256, "head_dim_vo": 256}),
+    ):
+        shape = SHAPE._replace(**others)
+        assert not sm90.suits(dtypes, shape, 16, CPU)
+        assert sm90.suits(dtypes, shape, 17, CPU)
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 20, 24])
@@ -97,7 +104,7 @@ def test_other_gpus_have_no_such_kernels(monkeypatch):
     [
         {"q_data_type": torch.float32, "kv_data_type": torch.float32},
         {"kv_data_type": torch.float8_e5m2},
-        {"head_dim": 96},
+        {"head_dim": 80},
     ],
 )
 def test_plans_that_need_more_run_elsewhere(options):
@@ -200,3 +207,128 @@ def test_functional_calls_of_all_scores_run_on_hopper():
     )
     assert not geometry.is_plain(call)
     assert geometry.shape_of(call).sm90 is True
+
+
+# -- queries, keys and values in e4m3 -------------------------------------------------------------
+
+FP8 = {"q_data_type": E4M3, "kv_data_type": E4M3, "o_data_type": BF16}
+
+
+def fp8_tensors(head_dim=64):
+    return tuple(x.to(E4M3) for x in tensors(head_dim))
+
+
+@pytest.mark.parametrize(
+    ("options", "export"),
+    [
+        ({}, "run_ragged_sm90_fp8"),
+        ({"causal": True, "logits_soft_cap": 9.0}, "run_ragged_sm90_fp8"),
+        ({"custom_mask": MASK}, "run_ragged_sm90_fp8"),
+        ({"o_data_type": torch.float32}, "run_ragged_sm90_fp8"),
+        ({"pos_encoding_mode": "ROPE_LLAMA"}, "run_ragged_sm90"),
+        ({"q_data_type": torch.float8_e5m2}, "run_ragged_sm90"),
+        ({"kv_data_type": BF16}, "run_ragged_sm90"),
+        ({"head_dim": 96}, "run_ragged"),
+    ],
+    ids=str,
+)
+def test_queries_of_e4m3_are_multiplied_or_converted(options, export, monkeypatch):
+    options = {**FP8, **options}
+    head_dim = options.get("head_dim", 64)
+    wrapper = ragged()
+    planned(wrapper, **options)
+    launched = record_launches(monkeypatch)
+    x = tensors(head_dim)
+    q, k, v = x[0].to(options["q_data_type"]), *(y.to(options["kv_data_type"]) for y in x[1:])
+    scores = {k: v for k, v in options.items() if "data_type" not in k and k != "head_dim"}
+    want, _ = wrapper.reference(q.to(BF16), k, v, ROWS, TOKENS, **scores)
+    out = wrapper.run(q, k, v)
+    assert launched == [export]
+    assert out.dtype is options["o_data_type"]
+    torch.testing.assert_close(out.float(), want.float(), atol=1e-2, rtol=1e-2)
+
+
+def test_a_run_of_fp8_may_rotate_where_its_plan_did_not(monkeypatch):
+    wrapper, (q, k, v) = ragged(), fp8_tensors()
+    planned(wrapper, **FP8)
+    launched = record_launches(monkeypatch)
+    want, _ = wrapper.reference(q.to(BF16), k, v, ROWS, TOKENS, pos_encoding_mode="ROPE_LLAMA")
+    out = wrapper.forward(q, k, v, pos_encoding_mode="ROPE_LLAMA")
+    torch.testing.assert_close(out, want, atol=1e-2, rtol=1e-2)
+    assert launched == ["run_ragged_sm90"]
+
+
+def test_queries_of_e4m3_of_short_requests_are_converted(monkeypatch):
+    wrapper, (q, k, v) = ragged(), fp8_tensors()
+    short = torch.tensor([0, 1, 2])
+    wrapper.plan(short, TOKENS, 4, 2, 64, **FP8)
+    launched = record_launches(monkeypatch)
+    wrapper.run(q[:2], k, v)
+    assert launched == ["run_ragged"]
+
+
+@pytest.mark.parametrize("is_hopper", [False, True])
+@pytest.mark.parametrize("is_by_position", [False, True])
+def test_scales_of_heads(is_hopper, is_by_position, monkeypatch):
+    """A kernel multiplies them, or they go into the converted queries and the output."""
+    monkeypatch.setattr(sm90, "_is_hopper", lambda device: is_hopper)
+    wrapper, (q, k, v) = ragged(), fp8_tensors()
+    planned(wrapper, **FP8)
+    scales = torch.rand(4) + 0.5, torch.rand(2) + 0.5, torch.rand(2) + 0.5
+    launched = record_launches(monkeypatch)
+    if is_by_position:
+        out = wrapper.run(q, k, v, *scales)
+    else:
+        out = wrapper.run(q, k, v, **dict(zip(("q_scale", "k_scale", "v_scale"), scales)))
+    assert launched == ["run_ragged_sm90_fp8" if is_hopper else "run_ragged"]
+    scaled = q.float() * (scales[0] * scales[1].repeat_interleave(2))[:, None]
+    want, _ = wrapper.reference(scaled, k.float(), v.float(), ROWS, TOKENS)
+    want = want * scales[2].repeat_interleave(2)[:, None]
+    torch.testing.assert_close(out.float(), want, atol=2e-2, rtol=2e-2)
+
+
+def test_scales_by_position_and_by_name_are_an_error():
+    wrapper, (q, k, v) = ragged(), fp8_tensors()
+    planned(wrapper, **FP8)
+    one, out = torch.ones(1), torch.full(q.shape, 7.0, dtype=BF16)
+    with pytest.raises(ValueError, match="v_scale was given by name and by position"):
+        wrapper.run(q, k, v, one, one, one, v_scale=2.0, out=out)
+    with pytest.raises(TypeError, match="takes no further arguments by position, got 2"):
+        wrapper.run(q, k, v, one, one, out=out)
+    with pytest.raises(ValueError, match=r"k_scale must be one number or have shape \[2\]"):
+        wrapper.run(q, k, v, k_scale=torch.ones(3), out=out)
+    assert out.eq(7).all()
+
+
+@pytest.mark.parametrize(("tokens", "export"), [(70, "run_ragged_sm90_fp8"), (5, "run_ragged")])
+def test_one_request_in_fp8(tokens, export, monkeypatch):
+    q, k, v = fp8_tensors()
+    q = q[:tokens]
+    scales = torch.rand(4) + 0.5, torch.rand(2) + 0.5, torch.rand(2) + 0.5
+    launched = record_launches(monkeypatch)
+    out = precast.single_prefill_with_kv_cache(q, k, v, *scales, o_dtype=BF16, v_scale=2.0)
+    assert launched == [export]
+    scaled = q.float() * (scales[0] * scales[1].repeat_interleave(2))[:, None]
+    want = precast.single_prefill_with_kv_cache(scaled, k.float(), v.float())
+    want = want * (2 * scales[2]).repeat_interleave(2)[:, None]
+    torch.testing.assert_close(out.float(), want, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize(("q_len", "export"), [(40, "run_paged_sm90_fp8"), (1, "run_paged")])
+def test_context_attention_in_fp8(q_len, export, monkeypatch):
+    q = torch.randn(2 * q_len, 4, 64).to(E4M3)
+    cache = torch.randn(8, 2, 2, 16, 64).to(E4M3)
+    lens = torch.tensor([50, 60], dtype=torch.int32)
+    bounds = torch.tensor([0, q_len, 2 * q_len], dtype=torch.int32)
+    kv_bounds = torch.tensor([0, 50, 110], dtype=torch.int32)
+    call = (
+        *(torch.zeros(1 << 22, dtype=torch.uint8), torch.arange(8, dtype=torch.int32).view(2, 4)),
+        *(lens, q_len, 60, 0.125, 1.0, 2, bounds, kv_bounds),
+    )
+    launched = record_launches(monkeypatch)
+    function = precast.prefill.trtllm_batch_context_with_kv_cache
+    out = function(q, cache, *call, out_dtype=BF16)
+    want = function(q.to(BF16), cache, *call)
+    assert launched[0] == export
+    assert out.dtype is BF16
+    torch.testing.assert_close(out, want, atol=1e-2, rtol=1e-2)

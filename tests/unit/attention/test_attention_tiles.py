@@ -77,6 +77,14 @@ def test_the_choice_by_lengths(gpu, q_len, tokens, head_dim, block_m):
     assert heuristics.choose(q_len, tokens, 32, 8, (head_dim, head_dim), GPU) == block_m
 
 
+@pytest.mark.parametrize(
+    ("tokens", "batch_size", "group", "q_len"),
+    [(8, 8, 4, 1), (3, 8, 4, 1), (9, 8, 4, 5), (64, 8, 4, 8), (65, 8, 1, 17), (0, 0, 4, 1)],
+)
+def test_a_sum_of_queries_is_a_decode_or_their_mean(tokens, batch_size, group, q_len):
+    assert heuristics.likely_q_len(tokens, batch_size, group) == q_len
+
+
 def test_a_tile_that_is_for_many_needs_as_many_as_the_table_says(gpu):
     gpu("9.0", sms=10)
     (tile,) = {

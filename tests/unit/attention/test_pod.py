@@ -11,6 +11,7 @@ from attention_dense import I32, cache_of, causal, dense, indptr, pages_of
 from attention_support import record_launches, workspace
 
 import precast
+from precast._ops.attention import kernels
 from precast.errors import PlanMismatchError
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
@@ -212,6 +213,41 @@ def test_two_batches(layout, is_causal):
     close(outs, (want[0][0], want[1][0]))
     close(lses, (want[0][1], want[1][1]))
     assert all(map(torch.equal, wrapper.run(*given, causal_p=is_causal), outs))
+
+
+def test_work_is_divided_for_the_mask_of_a_run(monkeypatch):
+    """Causal work is half of the whole; the next plan starts with what the latest run needed."""
+    prefill, decode = batches()
+    wrapper, launched = planned(prefill, decode), []
+    part, inner = wrapper._prefill, kernels.launch
+    monkeypatch.setattr(kernels, "launch", lambda *args: launched.append(1) or inner(*args))
+    given = prefill.q, prefill.cache, decode.q, decode.cache
+    mask = torch.ones(sum(n * m for n, m in zip(prefill.q_lens, prefill.lens)), dtype=torch.bool)
+    want = {True: prefill.expected(prefill.causal)[0], False: prefill.expected()[0]}
+    runs = ((True, None, 0), (False, None, 1), (False, mask, 0), (True, None, 1), (True, mask, 1))
+    for is_causal, custom_mask, divisions in runs:
+        launched.clear()
+        out, _ = wrapper.run(*given, causal_p=is_causal, custom_mask_p=custom_mask)
+        sees_causally = is_causal and custom_mask is None
+        close(out, want[sees_causally])
+        assert (len(launched), part._plan.shape.causal) == (divisions, sees_causally)
+    assert planned(prefill, decode)._prefill._plan.shape.causal
+    tables = [t for p in (prefill, decode) for t in (indptr(p.q_lens), *p.pages.table)]
+    wrapper.plan(*tables, *SIZES, **F32)
+    assert not part._plan.shape.causal
+    monkeypatch.setattr(part, "_is_capturing", lambda: True)
+    close(wrapper.run(*given, causal_p=True)[0], want[True])
+    assert not part._plan.shape.causal, "the division would be in the graph"
+
+
+def test_a_failed_run_keeps_the_division_of_the_workspace():
+    prefill, decode = batches()
+    wrapper = planned(prefill, decode)
+    given = prefill.q, prefill.cache, decode.q, decode.cache
+    with pytest.raises(ValueError):
+        wrapper.run(prefill.q[1:], *given[1:])  # Not causal, so it was divided again.
+    assert not wrapper._prefill._plan.shape.causal
+    close(wrapper.run(*given, causal_p=True)[0], prefill.expected(prefill.causal)[0])
 
 
 def test_a_mask_holds_for_one_run():

@@ -268,7 +268,10 @@ ATTENTION += ["attention_plan"]
 NVFP4 = ["attention_nvfp4__dtype_q_bf16__head_dim_qk_128__head_dim_vo_128", "attention_plan"]
 OF_80 = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_80__head_dim_vo_80", "attention_plan"]
 OF_FP8 = ["attention__dtype_q_bf16__dtype_kv_e4m3__head_dim_qk_128__head_dim_vo_128"]
+OF_FP8 += ["attention_sm90__dtype_q_bf16__dtype_kv_e4m3__head_dim_qk_128__head_dim_vo_128"]
 OF_FP8 += ["attention_plan"]
+#: Queries of 8 bits, too, which are multiplied as they are or converted.
+ALL_FP8 = [*OF_FP8, "attention_sm90_fp8__dtype_o_bf16__head_dim_qk_128__head_dim_vo_128"]
 WRAPPER = "BatchDecodeWithPagedKVCacheWrapper"
 
 
@@ -284,6 +287,14 @@ WRAPPER = "BatchDecodeWithPagedKVCacheWrapper"
         # Which no cache in NVFP4 has, and no kernel for Hopper.
         ([WRAPPER, "dtype=bf16", "head_dim=80"], OF_80),
         ([WRAPPER, "q_data_type=bf16", "kv_data_type=e4m3", "head_dim=128"], OF_FP8),
+        (
+            [WRAPPER, "q_data_type=float8_e4m3fn", "o_data_type=bf16", "head_dim=128"],
+            ALL_FP8,
+        ),
+        (
+            [WRAPPER, "q_data_type=e5m2", "kv_data_type=e4m3", "o_data_type=bf16", "head_dim=128"],
+            OF_FP8,
+        ),
         ([WRAPPER, "q_data_type=bf16", "kv_data_type=torch.uint8", "head_dim=128"], NVFP4),
         (["single_prefill_with_kv_cache", "q_data_type=bf16", "head_dim=128"], ATTENTION),
         (
@@ -333,6 +344,7 @@ def test_doctor_and_list_select_by_public_names(clean_environment, capsys):
         document = json.loads(capsys.readouterr().out)
         rows = document["targets"][0]["modules"] if words[0] == "doctor" else document["modules"]
         names = {"attention", "attention_nvfp4", "attention_plan", "attention_sm90"}
+        names.add("attention_sm90_fp8")
         assert {row["op"] for row in rows} == names
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,7 +32,8 @@ Op = Callable[..., Any]
 BF16 = torch.bfloat16
 
 
-#: Public functions without a definition, each with the reason.
+#: Public functions and methods without a definition, each with the reason. A name without a class
+#: stands for the methods of that name of all classes, too.
 WITHOUT_TEMPLATE = {
     "scaled_fp8_quant": "calls one of three functions, which have one",
     "quantize_fp8": "calls one of two functions, which have one",
@@ -39,17 +42,16 @@ WITHOUT_TEMPLATE = {
     "mxfp8_dequantize_host": "runs on the CPU while weights are loaded; mxfp8_dequantize has one",
     "shuffle_matrix_a": "is indexing by PyTorch while weights are loaded, no kernel",
     "shuffle_matrix_sf_a": "calls block_scale_interleave, which has one",
+    "get_shuffle_matrix_a_row_indices": "makes indices by PyTorch while weights are loaded",
+    "get_shuffle_matrix_sf_a_row_indices": "makes indices by PyTorch while weights are loaded",
     "get_seq_lens": "is four operations of PyTorch, no kernel",
-    "__init__": "makes a wrapper of attention, which keeps buffers",
-    "plan": "divides work for run(); the plan is no result",
-    "fast_decode_plan": "is a plan",
     "convert_bsr_mask_layout": "is indexing by PyTorch in a plan, no kernel",
-    "begin_forward": "is a plan",
-    "forward": "runs a prefix and the rest, which have one each",
     "supports_gated_residual_rmsnorm": "answers without a kernel",
     "supports_gated_residual_next_rmsnorm": "answers without a kernel",
     "supports_rmsnorm_sigmoid_gate": "answers without a kernel",
     "create_allreduce_fusion_workspace": "shares memory between processes",
+    "create_shared_buffer": "shares memory between processes",
+    "free_shared_buffer": "frees what processes share",
     "trtllm_create_ipc_workspace_for_all_reduce_fusion": "shares memory between processes",
     "trtllm_destroy_ipc_workspace_for_all_reduce_fusion": "frees what processes share",
     "allreduce_fusion": "needs the other processes, which no definition has",
@@ -61,7 +63,60 @@ WITHOUT_TEMPLATE = {
     "vllm_meta_size": "is a number",
     "vllm_register_buffer": "shares memory between processes",
     "vllm_register_graph_buffers": "shares memory between processes",
+    "can_implement_filtered_topk": "answers without a kernel",
+    "is_gated_activation": "answers without a kernel",
+    # -- methods of wrappers
+    "__init__": "makes a wrapper of attention, which keeps buffers",
+    "plan": "divides work for run(); the plan is no result",
+    "fast_decode_plan": "is a plan",
+    "begin_forward": "is a plan",
+    "forward": "calls run(), which has one",
+    "forward_return_lse": "calls run(), which has one",
+    "run_return_lse": "calls run(), which has one",
+    "end_forward": "does nothing",
+    "reset_workspace_buffer": "takes memory and computes nothing",
+    "workspace_size": "answers without a kernel",
+    # -- pipelines of sampling, whose steps are functions that have one
+    "compile_pipeline": "chooses functions of sampling, which have one",
+    "legalize_processors": "chooses functions of sampling, which have one",
+    "legalize": "chooses functions of sampling, which have one",
+    "Compiler.compile": "chooses functions of sampling, which have one",
+    "Compiler.register_fusion_rule": "keeps a rule",
+    "Compiler.register_validity_check": "keeps a rule",
+    "LogitsPipe.compile": "chooses functions of sampling, which have one",
+    "TaggedTensor.indices": "marks a tensor",
+    "TaggedTensor.logits": "marks a tensor",
+    "TaggedTensor.probs": "marks a tensor",
+    "TaggedTensor.size": "asks a tensor for its size",
 }
+#: Public modules of tools, which compute nothing.
+TOOLS = {"cli", "shim", "bundle", "testing", "trace"}
+
+
+def _short(name: str) -> str:
+    """The name of a function, or of a method with its class."""
+    *_, owner, own = name.split(".")
+    return f"{owner}.{own}" if owner[:1].isupper() else own
+
+
+def _public_functions() -> dict[str, Op]:
+    """Every public function and method of an op by its short name; no references."""
+    names = [m.name for m in pkgutil.iter_modules(precast.__path__) if not m.name.startswith("_")]
+    modules = [importlib.import_module(f"precast.{name}") for name in names if name not in TOOLS]
+    found: dict[str, Op] = {}
+    for module in (precast, *modules):
+        for name in getattr(module, "__all__", [n for n in vars(module) if n[0] != "_"]):
+            value = getattr(module, name)
+            if not str(getattr(value, "__module__", "")).startswith("precast._ops."):
+                continue
+            if inspect.isclass(value):
+                if module.__name__ == "precast.comm":  # They hold what processes share.
+                    continue
+                methods = inspect.getmembers(value, inspect.isfunction)
+                found |= {f"{name}.{m}": f for m, f in methods if m[0] != "_" and m != "reference"}
+            elif callable(value) and not value.__name__.endswith("_reference"):
+                found[value.__name__] = value
+    return found
 
 
 def test_a_definition_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -74,14 +129,33 @@ def test_a_definition_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_every_public_function_has_a_template_or_a_reason() -> None:
-    public = {name.rpartition(".")[2] for name in public_api() if name.startswith("precast.")}
-    traced = {public_name(function).rpartition(".")[2] for function, _ in PAIRS}
-    assert traced.isdisjoint(WITHOUT_TEMPLATE)
-    assert public == traced | WITHOUT_TEMPLATE.keys()
+    traced = {f"{f.__module__}.{f.__qualname__}" for f, _ in PAIRS}
+    reasons, missing, unused = WITHOUT_TEMPLATE, [], {*WITHOUT_TEMPLATE} - {"__init__"}
+    functions = _public_functions()
+    for name, function in functions.items():
+        has_one = f"{function.__module__}.{function.__qualname__}" in traced
+        excuses = {name, name.rpartition(".")[2]} & reasons.keys()
+        # A method of several names, such as ``forward`` of one that merges levels, is itself.
+        if has_one == bool(excuses) and not (has_one and "." in name):
+            missing.append(name)
+        unused -= excuses
+    assert missing == []
+    assert unused == set()
+    assert len(functions) > len(traced) > 100
+    public = {_short(name) for name in public_api() if name.startswith("precast.")}
+    assert {n for n in public if not n.endswith("__init__")} <= functions.keys()
     ops = {name for name in precast.__all__ if inspect.isfunction(getattr(precast, name))}
     ops = {name for name in ops if _is_op(getattr(precast, name))}
     assert len(ops) > len(kernels()) // 2
     assert ops - {"nvfp4_block_scale_interleave"} <= public
+
+
+def test_every_run_of_a_wrapper_has_a_template_of_its_own() -> None:
+    ends = ".run", "SharedPrefixPagedKVCacheWrapper.forward"
+    runs = {name: f for name, f in _public_functions().items() if name.endswith(ends)}
+    own = {public_name(function) for function, _ in PAIRS}
+    assert {name for name, function in runs.items() if public_name(function) not in own} == set()
+    assert len(runs) > 10
 
 
 def _is_op(function: Op) -> bool:
@@ -93,7 +167,7 @@ def test_every_op_has_a_template() -> None:
     traced = {public_name(function).rpartition(".")[2] for function, _ in PAIRS}
     functions = {kernel.function for kernel in kernels().values()} - WITHOUT_TEMPLATE.keys()
     public = {name for name in functions if not inspect.isclass(getattr(precast, name))}
-    assert traced - {"run"} == public  # Wrappers run by a plan.
+    assert traced - {"run", "forward"} == public  # Wrappers run by a plan.
     for function in public:
         assert callable(getattr(precast, function).fi_trace)
 

@@ -28,27 +28,37 @@ struct ProducerOf<Tile, true> {
   using Type = Sm90ConvertProducer<Tile>;
 };
 
-template <typename Tile>
-__global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
-    const __grid_constant__ Sm90AttentionParams params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
-  const Sm90Buffers<Tile> buffers = {shared_address(sm90_attention_smem)};
+// Who computes a tile, and what they share.
+template <typename TileOf>
+struct Sm90Roles {
+  using Tile = TileOf;
   using Storage = Sm90SharedStorage<Tile>;
   using Producer = typename ProducerOf<Tile>::Type;
+  using Consumer = Sm90Consumer<Tile>;
+};
+
+template <typename Roles>
+__global__ __launch_bounds__(Roles::Tile::kCtaThreads, 1) void Sm90AttentionKernel(
+    const __grid_constant__ Sm90AttentionParams params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Tile = typename Roles::Tile;
+  extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
+  const Sm90Buffers<Tile> buffers = {shared_address(sm90_attention_smem)};
+  using Storage = typename Roles::Storage;
+  using Producer = typename Roles::Producer;
   static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
   Storage& shared =
       *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
   launch_dependent_grids();
+  // With three consumers, ptxas spills a few registers because of it.
+  if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&params.q);
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
-    const uint32_t arrivals = Producer::arrivals(params);
-    shared.k.init(arrivals, Tile::kConsumerWarps);
-    shared.v.init(arrivals, Tile::kConsumerWarps);
-    shared.work.init(1, 3 + Tile::kConsumerWarps);  // three producer warps read it, too
+    Producer::init(params, shared);
+    shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();
   }
@@ -61,19 +71,20 @@ __global__ __launch_bounds__(Tile::kCtaThreads, 1) void Sm90AttentionKernel(
     Producer(params, shared, buffers).run(warp);
   } else {
     increase_registers<Tile::kConsumerRegisters>();
-    Sm90Consumer<Tile>(params, shared, buffers, warp / 4 - 1).run();
+    typename Roles::Consumer(params, shared, buffers, warp / 4 - 1).run();
   }
 #endif
 }
 
 #if !defined(__CUDACC_RTC__)
 
-template <typename Tile>
-cudaError_t launch_sm90_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+template <typename Roles>
+cudaError_t launch_sm90_roles(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  using Tile = typename Roles::Tile;
   Sm90AttentionParams params;
   cudaError_t error = encode_params<Tile>(params, p);
   if (error != cudaSuccess) return error;
-  const auto kernel = Sm90AttentionKernel<Tile>;
+  const auto kernel = Sm90AttentionKernel<Roles>;
   error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -84,8 +95,10 @@ cudaError_t launch_sm90_tile(const AttentionParams& p, bool enable_pdl, cudaStre
 template <typename Q, typename KV, int kDimQ, int kDimO>
 cudaError_t launch_sm90_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  return is_plain(p) ? launch_sm90_tile<Sm90Tile<Q, KV, kDimQ, kDimO, false>>(p, enable_pdl, stream)
-                     : launch_sm90_tile<Sm90Tile<Q, KV, kDimQ, kDimO, true>>(p, enable_pdl, stream);
+  using Plain = Sm90Roles<Sm90Tile<Q, KV, kDimQ, kDimO, false>>;
+  using General = Sm90Roles<Sm90Tile<Q, KV, kDimQ, kDimO, true>>;
+  return is_plain(p) ? launch_sm90_roles<Plain>(p, enable_pdl, stream)
+                     : launch_sm90_roles<General>(p, enable_pdl, stream);
 }
 
 #endif

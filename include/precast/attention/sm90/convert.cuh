@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps of attention for sm_90a, for keys and values of e4m3: they convert them to
-// f16, in which wgmma multiplies, on their way to shared memory. Two warps convert K and two V. A
-// lane reads 16 elements at once, and holds two batches of reads in registers: one is on its way
-// while the other is converted, also from block to block.
+// The producer warps of attention for sm_90a, for keys and values of e4m3. They convert values to
+// f16 on their way to shared memory. So they do with keys where wgmma multiplies these in f16, too;
+// other keys are copied as they are, by TMA or with cp.async (attention/sm90/tile.cuh says when).
+//
+// Each of the four warps converts a quarter of the rows. A lane reads 16 elements at once. All that
+// it reads of the next block is on its way while it waits for an empty buffer.
 //
 // Why f16: it holds each e4m3 number exactly, and one instruction converts two. To bf16 it takes
 // several.
@@ -24,24 +26,46 @@ __device__ __forceinline__ uint4 load_once(uint64_t address) {
   return x;
 }
 
+// Converts four e4m3 numbers to f16. Why in PTX: the instruction takes either half of a register,
+// for which the compiler shifts if it is a variable of its own.
+__device__ __forceinline__ void convert_to_f16(uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n"
+      ".reg .b16 a, b;\n"
+      "mov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, b;\n"
+      "}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+}
+
 // Stores eight e4m3 numbers as f16, at a multiple of 16.
-__device__ __forceinline__ void store_as_f16(uint32_t to, uint32_t low, uint32_t high) {
-  const auto pair = [](uint32_t bits) {
-    const __half2_raw x =
-        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bits), __NV_E4M3);
-    return uint32_t(x.x) | uint32_t(x.y) << 16;
-  };
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pair(low)),
-               "r"(pair(low >> 16)), "r"(pair(high)), "r"(pair(high >> 16))
+__device__ __forceinline__ void store_as_f16(uint32_t to, uint32_t first, uint32_t second) {
+  uint32_t x[4];
+  convert_to_f16(first, x[0], x[1]);
+  convert_to_f16(second, x[2], x[3]);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
                : "memory");
 }
 
 template <typename Tile>
 class Sm90ConvertProducer : Sm90Producer<Tile> {
   using Base = Sm90Producer<Tile>;
-  using Base::buffers_, Base::p_, Base::shared_;
-  static constexpr int kRowsOfWarp = Tile::kBlockN / 2;  // of K or V
-  static constexpr int kRowsOfLane = kRowsOfWarp / 32;
+  using Base::buffers_, Base::p_, Base::params_, Base::shared_;
+  using Layout = typename Tile::ValueLayout;
+  using State = PipelineState<Tile::kStages>;
+  static constexpr int kWarps = 4, kRowsOfWarp = Tile::kBlockN / kWarps;
+  // A panel has as many elements of a row in f16 as kLanes lanes read in e4m3, 16 each.
+  static constexpr int kLanes = Layout::kPanelBytes / 32, kRowsAtOnce = 32 / kLanes;
+  static constexpr int kReads = kRowsOfWarp / kRowsAtOnce;  // of a panel
+  static constexpr int kKeyPanels = Tile::kConvertsKeys ? Tile::KeyLayout::kPanels : 0;
+  static constexpr int kValuePanels = Layout::kPanels;
+  static constexpr int kMostPanels = kKeyPanels > kValuePanels ? kKeyPanels : kValuePanels;
+  static_assert(!Tile::kConvertsKeys || Tile::KeyLayout::kPanelBytes == Layout::kPanelBytes,
+                "keys and values lie alike");
+  // What a lane has read of a block of keys or values.
+  using Reads = uint4[kReads][kMostPanels];
 
  public:
   __device__ __forceinline__ Sm90ConvertProducer(const Sm90AttentionParams& params,
@@ -49,104 +73,135 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
                                                  Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K or V.
-  static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams&) { return 64; }
+  // Each warp that takes part arrives once, but threads where they copy keys with cp.async.
+  static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
+                                              Sm90SharedStorage<Tile>& shared) {
+    const uint32_t copies = params.kv_copy == KvCopy::box    ? 1
+                            : params.kv_copy == KvCopy::rows ? kWarpgroupSize
+                                                             : kWarps;
+    Base::init(shared, Tile::kConvertsKeys ? kWarps : copies, kWarps);
+  }
+  // The producer warps that read work tiles.
+  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams&) {
+    return kWarps;
+  }
 
   __device__ __forceinline__ void run(int warp) {
-    if (warp < 2) {
-      convert<Tile::kDimK>(warp, p_.k, shared_.k, buffers_.k(0));
-    } else {
-      convert<Tile::kDimV>(warp, p_.v, shared_.v, buffers_.v(0));
-    }
+    this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
+      if (block.work.kv_begin < block.work.kv_end) process(warp, block);
+    });
   }
 
  private:
-  // Converts this warp's rows of each KV block of each work tile, the last block first.
-  template <int kDim>
-  __device__ __forceinline__ void convert(int warp, const AttentionCache& cache,
-                                          PipelineBarriers<Tile::kStages>& barriers,
-                                          uint32_t buffer) {
-    // A read is 16 of the 64 elements that a panel has of a row; the lanes read eight rows at once.
-    constexpr int kPanels = kDim / kPanel, kRowsAtOnce = 8;
-    constexpr int kBatch = kPanels == 3 ? 1 : 4 / kPanels;  // in units of eight rows
-    constexpr int kBatches = kRowsOfWarp / kRowsAtOnce / kBatch;
-    static_assert(kBatches % 2 == 0, "a batch has the same registers in each block");
-    PipelineState<Tile::kStages> state;
-    const int first_row = warp % 2 * kRowsOfWarp, lane = threadIdx.x % 32;
-    this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
-      const WorkTile& work = block.work;
-      if (work.kv_begin >= work.kv_end) return;
-      // Of the block that is read: its first token, and where this lane's rows lie. Rows behind the
-      // end of the work tile are those of its last token, which no score sees, and the last block
-      // is read twice in part. Why: ptxas waits at once for a read with a condition.
-      int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
-      const int32_t last = work.kv_end - 1;
-      uint64_t rows[kRowsOfLane];
-      uint32_t pages[kRowsOfLane] = {};
-      const auto token = [&](int32_t block_begin, int i) {
-        return min(block_begin + first_row + 32 * i + lane, last);
-      };
-      const auto look_up = [&](int32_t block_begin) {
-        if (block_begin < work.kv_begin) return;
-#pragma unroll
-        for (int i = 0; i < kRowsOfLane; ++i) {
-          pages[i] = this->find_page(work, token(block_begin, i));
-        }
-      };
-      const auto go_to_next_block = [&] {
-        begin -= Tile::kBlockN;
-        if (begin < work.kv_begin) return;
-#pragma unroll
-        for (int i = 0; i < kRowsOfLane; ++i) {
-          rows[i] =
-              this->row_address(cache, block.kv_head, this->valid_page(pages[i]), token(begin, i));
-        }
-        look_up(begin - Tile::kBlockN);
-      };
-      uint4 batches[2][kBatch][kPanels];
-      const auto load = [&](int batch) {
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int first = (batch * kBatch + i) * kRowsAtOnce, row = first + lane / 4;
-          const uint64_t from = __shfl_sync(0xffffffffu, rows[first / 32], row) + lane % 4 * 16;
-#pragma unroll
-          for (int panel = 0; panel < kPanels; ++panel) {
-            batches[batch % 2][i][panel] = load_once(from + panel * kPanel);
-          }
-        }
-      };
-      look_up(begin - Tile::kBlockN);
-      go_to_next_block();
-      load(0);
-      load(1);
-      for (int32_t left = num_kv_blocks<Tile>(work); left > 0; --left) {
-        barriers.wait_empty(state, "an empty buffer of K or V");
-        // Two rows at a time are stored, to different banks.
-        const uint32_t target = buffer + state.stage * Tile::kBlockN * kDim * 2 +
-                                (first_row + lane / 4) * kPanelBytes +
-                                (lane % 4 * 2 ^ lane / 4) * 16;
-#pragma unroll
-        for (int batch = 0; batch < kBatches; ++batch) {
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-            for (int panel = 0; panel < kPanels; ++panel) {
-              const uint4 x = batches[batch % 2][i][panel];
-              const uint32_t to = target + panel * (Tile::kBlockN * kPanelBytes) +
-                                  (batch * kBatch + i) * (kRowsAtOnce * kPanelBytes);
-              store_as_f16(to, x.x, x.y);
-              store_as_f16(to ^ 16, x.z, x.w);
-            }
-          }
-          if (batch + 2 == kBatches) go_to_next_block();
-          load((batch + 2) % kBatches);
-        }
-        fence_shared_for_async();
-        mbarrier_arrive(&barriers.full[state.stage]);
-        state.advance();
+  // Fills the buffers of K and V with the KV blocks of a work tile, the last block first.
+  __device__ __forceinline__ void process(int warp, const BlockInfo& block) {
+    const WorkTile& work = block.work;
+    // The KV block, and the page of this lane's row in it. Rows behind the end of the work tile are
+    // those of its last token, which no score sees. Why: ptxas waits at once for a read with a
+    // condition, and for one whose result a loop hands on.
+    int32_t begin = work.kv_begin + (num_kv_blocks<Tile>(work) - 1) * Tile::kBlockN;
+    uint32_t page = 0;
+    const auto token = [&] {
+      const int row = warp * kRowsOfWarp + threadIdx.x % kRowsOfWarp;
+      return min(begin + row, work.kv_end - 1);
+    };
+    page = this->find_page(work, token());
+    while (begin >= work.kv_begin) {
+      page = this->valid_page(page);
+      const uint64_t value = this->row_address(p_.v, block.kv_head, page, token());
+      Reads reads;
+      if constexpr (Tile::kConvertsKeys) {
+        read<kKeyPanels>(this->row_address(p_.k, block.kv_head, page, token()), reads);
+      } else {
+        copy_keys(warp, block, begin, page, token());
+        read<kValuePanels>(value, reads);
       }
-    });
+      begin -= Tile::kBlockN;
+      if (begin >= work.kv_begin) page = this->find_page(work, token());
+      if constexpr (Tile::kConvertsKeys) {
+        convert<kKeyPanels>(warp, shared_.k, buffers_.k(0), reads);
+        read<kValuePanels>(value, reads);
+      }
+      convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
+      ++count_;
+    }
   }
+
+  // -- Keys that are only copied ------------------------------------------------------------------
+
+  // Copies this warp's rows of the keys of the KV block at token `begin`. `page` and `token` are
+  // those of this lane's row. Keys of no pages are one copy, of warp 0.
+  __device__ __forceinline__ void copy_keys(int warp, const BlockInfo& block, int32_t begin,
+                                            uint32_t page, uint32_t token) {
+    using KeyLayout = typename Tile::KeyLayout;
+    if (params_.kv_copy == KvCopy::box && warp != 0) return;
+    const State state = State::after(count_);
+    const int first_row = warp * kRowsOfWarp;
+    uint64_t* const full = &shared_.k.full[state.stage];
+    const uint32_t target = buffers_.k(state.stage);
+    shared_.k.wait_empty(state, "an empty buffer of K");
+    if (params_.kv_copy == KvCopy::rows) {
+      this->template copy_rows<KeyLayout, kRowsOfWarp, 1>(
+          this->row_address(p_.k, block.kv_head, page, token), target, first_row,
+          block.work.kv_end - begin - first_row);
+      cp_async_arrive(full);
+    } else if (params_.kv_copy == KvCopy::box) {
+      this->template copy_box_of_block<KeyLayout>(params_.k, target, full, block, begin);
+    } else {
+      const int row_of_box = threadIdx.x % 32 * this->rows_of_box() % 32;
+      this->template copy_boxes<KeyLayout, kRowsOfWarp>(params_.k, target, full, block, begin,
+                                                        first_row,
+                                                        __shfl_sync(0xffffffffu, page, row_of_box));
+    }
+  }
+
+  // -- Keys or values that are converted ----------------------------------------------------------
+
+  // Reads what this lane converts of kPanels panels of its warp's rows. `own` is where the row of
+  // this lane lies.
+  template <int kPanels>
+  static __device__ __forceinline__ void read(uint64_t own, Reads& reads) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kReads; ++i) {
+      const uint64_t from =
+          __shfl_sync(0xffffffffu, own, i * kRowsAtOnce + lane / kLanes) + lane % kLanes * 16;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        reads[i][panel] = load_once(from + panel * (Layout::kPanelBytes / 2));
+      }
+    }
+  }
+
+  // Converts what has been read of K or V to a stage of its buffers, the first of which is at
+  // `buffer`.
+  template <int kPanels>
+  __device__ __forceinline__ void convert(int warp, PipelineBarriers<Tile::kStages>& barriers,
+                                          uint32_t buffer, const Reads& reads) const {
+    constexpr int kStageBytes = Tile::kBlockN * kPanels * Layout::kPanelBytes;
+    const State state = State::after(count_);
+    const int lane = threadIdx.x % 32;
+    barriers.wait_empty(state, "an empty buffer of K or V");
+    // Eight lanes store to different banks: two or four rows, of which these are even chunks.
+    const uint32_t target = buffer + state.stage * kStageBytes +
+                            Layout::offset(warp * kRowsOfWarp + lane / kLanes, lane % kLanes * 2);
+    const uint32_t next_chunk = target ^ 16;
+#pragma unroll
+    for (int i = 0; i < kReads; ++i) {
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const uint4 x = reads[i][panel];
+        const uint32_t offset = (panel * Tile::kBlockN + i * kRowsAtOnce) * Layout::kPanelBytes;
+        store_as_f16(target + offset, x.x, x.y);
+        store_as_f16(next_chunk + offset, x.z, x.w);
+      }
+    }
+    fence_shared_for_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&barriers.full[state.stage]);
+  }
+
+  uint32_t count_ = 0;  // KV blocks until now
 };
 
 #endif  // __CUDACC__

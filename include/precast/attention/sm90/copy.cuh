@@ -5,12 +5,12 @@
 // A KV block of ragged keys is one copy. A block of a page table is copied by atoms: eight tokens
 // with all their panels. Atoms lie one behind the other, so wgmma reads both layouts by other
 // steps of its descriptors. No atom begins in one page and ends in another, because page sizes are
-// multiples of eight. Other pages are copied row by row with cp.async, into the layout of ragged
-// keys; then each of the four warps copies a quarter of the rows of K and V.
+// multiples of eight. Of pages of other multiples of four, a copy takes four tokens of one panel,
+// into the layout of ragged keys. Pages of other sizes are copied row by row with cp.async, into
+// that layout, too; then each of the four warps copies a quarter of the rows of K and V.
 #pragma once
 
 #include "precast/attention/sm90/producer.cuh"
-#include "precast/core/cp_async.cuh"
 
 namespace precast {
 
@@ -31,9 +31,14 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
                                               Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  // The arrivals that fill a stage of K or V.
-  static __device__ __forceinline__ uint32_t arrivals(const Sm90AttentionParams& params) {
-    return params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+  static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
+                                              Sm90SharedStorage<Tile>& shared) {
+    const uint32_t arrivals = params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+    Base::init(shared, arrivals, arrivals);
+  }
+  // The producer warps that read work tiles: all of them, or all but the one that finds them.
+  static __device__ __forceinline__ uint32_t work_readers(const Sm90AttentionParams& params) {
+    return params.kv_copy == KvCopy::rows ? 4 : 3;
   }
 
   __device__ __forceinline__ void run(int warp) {
@@ -42,54 +47,36 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
     } else if (warp == Base::kWorkWarp) {
       if (threadIdx.x % 32 == 0) this->find_all_work();
     } else if (warp == Base::kQueryWarp) {
-      PipelineState<Tile::kQueryStages> state;
-      this->for_each_work([&](const BlockInfo& block) { this->copy_queries(block, state); });
+      uint32_t count = 0;
+      this->for_each_work([&](const BlockInfo& block) { this->copy_queries(block, count); });
     } else if (warp == 0) {
-      copy_cache<Tile::kDimK>(params_.k, shared_.k, [&](int stage) { return buffers_.k(stage); });
+      copy_cache<typename Tile::KeyLayout>(params_.k, shared_.k,
+                                           [&](int stage) { return buffers_.k(stage); });
     } else {
-      copy_cache<Tile::kDimV>(params_.v, shared_.v, [&](int stage) { return buffers_.v(stage); });
+      copy_cache<typename Tile::ValueLayout>(params_.v, shared_.v,
+                                             [&](int stage) { return buffers_.v(stage); });
     }
   }
 
  private:
   // Copies the KV blocks of each work tile, the last one first. `buffer(stage)` is their address.
-  template <int kDim, typename Buffer>
+  template <typename Layout, typename Buffer>
   __device__ __forceinline__ void copy_cache(const TensorMap& map,
                                              PipelineBarriers<Tile::kStages>& barriers,
                                              const Buffer& buffer) {
     PipelineState<Tile::kStages> state;
-    const bool has_atoms = params_.kv_copy == KvCopy::atoms;
-    const int lane = threadIdx.x % 32;
     this->for_each_work([&](const BlockInfo& block) {
       const WorkTile& work = block.work;
-      const int32_t kv_end = work.kv_end, kv_head = block.kv_head;
       int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
-      // The page of a lane's atom is looked up while it waits for a buffer of the block before.
+      // The page of a lane's box is looked up while it waits for a buffer of the block before.
       uint32_t page = 0;
-      const auto look_up = [&] {
-        if (has_atoms) page = this->find_page(work, begin - Tile::kBlockN + lane * kAtomRows);
-      };
+      const auto look_up = [&] { page = this->find_page_of_box(work, begin - Tile::kBlockN); };
       if (begin > work.kv_begin) look_up();
       while (begin > work.kv_begin) {
         begin -= Tile::kBlockN;
         barriers.wait_empty(state, "an empty buffer of K or V");
-        uint64_t* const full = &barriers.full[state.stage];
-        const uint32_t target = buffer(state.stage);
-        if (!has_atoms) {
-          if (lane == 0) {
-            mbarrier_arrive_expect_tx(full, Tile::kBlockN * kDim * 2);
-            copy_box(target, &map, full, 0, work.kv_start + begin, 0, kv_head);
-          }
-        } else {
-          constexpr uint32_t kAtomBytes = kAtomRows * kDim * 2;
-          const int atoms = (min(Tile::kBlockN, kv_end - begin) + kAtomRows - 1) / kAtomRows;
-          if (lane == 0) mbarrier_arrive_expect_tx(full, atoms * kAtomBytes);
-          __syncwarp();
-          if (lane < atoms) {
-            copy_box(target + lane * kAtomBytes, &map, full, 0,
-                     this->entry_of(begin + lane * kAtomRows), 0, kv_head, this->valid_page(page));
-          }
-        }
+        this->template copy_block<Layout>(map, buffer(state.stage), &barriers.full[state.stage],
+                                          block, begin, page);
         if (begin > work.kv_begin) look_up();
         state.advance();
       }
@@ -98,52 +85,35 @@ class Sm90CopyProducer : Sm90Producer<Tile> {
 
   // Copies this warp's rows of K and V of each work tile, the last block first.
   __device__ __forceinline__ void copy_rows_of_work(int warp) {
-    PipelineState<Tile::kStages> kv;
-    const int first_row = warp * kRowsOfWarp, own_row = first_row + threadIdx.x % 32;
+    uint32_t count = 0;  // KV blocks until now
+    const int first_row = warp * kRowsOfWarp;
     this->for_each_work_of_all(warp, [&](const BlockInfo& block) {
       const WorkTile& work = block.work;
       int32_t begin = work.kv_begin + num_kv_blocks<Tile>(work) * Tile::kBlockN;
       uint32_t next_page = 0;
+      const auto own_row = [&] { return first_row + threadIdx.x % 32; };
       const auto look_up = [&] {
-        next_page = this->find_page(work, begin - Tile::kBlockN + own_row);
+        next_page = this->find_page(work, begin - Tile::kBlockN + own_row());
       };
       if (kLooksAhead && begin > work.kv_begin) look_up();
       while (begin > work.kv_begin) {
         if (!kLooksAhead) look_up();
         begin -= Tile::kBlockN;
         const uint32_t page = this->valid_page(next_page);
-        copy_rows<Tile::kDimK>(p_.k, block, begin, first_row, page, shared_.k, kv, buffers_.k(0));
-        copy_rows<Tile::kDimV>(p_.v, block, begin, first_row, page, shared_.v, kv, buffers_.v(0));
+        const auto state = PipelineState<Tile::kStages>::after(count++);
+        const auto copy = [&](auto layout, const AttentionCache& cache, auto& barriers,
+                              uint32_t buffer) {
+          const uint64_t own = this->row_address(cache, block.kv_head, page, begin + own_row());
+          barriers.wait_empty(state, "an empty buffer of K or V");
+          this->template copy_rows<decltype(layout), kRowsOfWarp, kLooksAhead ? 2 : 1>(
+              own, buffer, first_row, work.kv_end - begin - first_row);
+          cp_async_arrive(&barriers.full[state.stage]);
+        };
+        copy(typename Tile::KeyLayout(), p_.k, shared_.k, buffers_.k(state.stage));
+        copy(typename Tile::ValueLayout(), p_.v, shared_.v, buffers_.v(state.stage));
         if (kLooksAhead && begin > work.kv_begin) look_up();
-        kv.advance();
       }
     });
-  }
-
-  // Copies this warp's rows, from `first_row` on, of the KV block at token `begin`. Those behind
-  // the end of the work tile become 0. `page` is that of this lane's row.
-  template <int kDim>
-  __device__ __forceinline__ void copy_rows(const AttentionCache& cache, const BlockInfo& block,
-                                            int32_t begin, int first_row, uint32_t page,
-                                            PipelineBarriers<Tile::kStages>& barriers,
-                                            const PipelineState<Tile::kStages>& state,
-                                            uint32_t buffer) const {
-    constexpr int kChunks = kDim / 8;  // of 16 bytes
-    constexpr int kUnroll = kLooksAhead ? 2 : 1;
-    const int lane = threadIdx.x % 32;
-    const uint64_t own = this->row_address(cache, block.kv_head, page, begin + first_row + lane);
-    const int32_t count = block.work.kv_end - begin - first_row;
-    const uint32_t target = buffer + state.stage * Tile::kBlockN * kDim * 2;
-    barriers.wait_empty(state, "an empty buffer of K or V");
-#pragma unroll kUnroll
-    for (int place = lane; place < kRowsOfWarp * kChunks; place += 32) {
-      const int row = place / kChunks, chunk = place % kChunks, block_row = first_row + row;
-      const uint64_t source = __shfl_sync(0xffffffffu, own, row);
-      const uint32_t offset = chunk / 8 * (Tile::kBlockN * kPanelBytes) + block_row * kPanelBytes +
-                              (chunk % 8 ^ row % 8) * 16;
-      cp_async(target + offset, reinterpret_cast<const uint4*>(source) + chunk, row < count);
-    }
-    cp_async_arrive(&barriers.full[state.stage]);
   }
 };
 

@@ -13,12 +13,16 @@ namespace precast {
 enum class KvCopy : int {
   box,    // one TMA copy, of ragged tokens
   atoms,  // TMA copies of eight tokens each, of pages of a multiple of eight
-  rows,   // by threads: pages of any size, strides that TMA cannot express, and e4m3
+  quads,  // TMA copies of a panel of four tokens each, of pages of other multiples of four
+  rows,   // by threads: pages of any size, strides that TMA cannot express, keys to be converted
 };
+constexpr int kQuadRows = 4;
 
 struct Sm90AttentionParams {
-  TensorMap q;     // [kv_heads, tokens, group_size, head_dim_qk]
-  TensorMap k, v;  // [kv_heads, panels, tokens, 64], or [pages, kv_heads, panels, page_size, 64]
+  TensorMap q;  // [kv_heads, tokens, group_size, head_dim_qk]
+  // Panels of [kv_heads, panels, tokens, in panel], or [pages, kv_heads, panels, page_size, in
+  // panel]. That of values is not used where they are converted.
+  TensorMap k, v;
   AttentionParams p;
   KvCopy kv_copy;
 };
@@ -32,48 +36,58 @@ inline bool has_strides(const AttentionParams& p, const AttentionCache& cache) {
          (cache.head_stride != 0 || p.kv_heads == 1);
 }
 
-inline KvCopy choose_kv_copy(const AttentionParams& p) {
-  if (!has_strides(p, p.k) || !has_strides(p, p.v)) return KvCopy::rows;
+template <typename Tile>
+KvCopy choose_kv_copy(const AttentionParams& p) {
+  if (Tile::kConvertsKeys || !has_strides(p, p.k)) return KvCopy::rows;
+  if (!Tile::kConverts && !has_strides(p, p.v)) return KvCopy::rows;
   if (p.kv_indices == nullptr) return KvCopy::box;
-  return p.page_size.value % kAtomRows == 0 ? KvCopy::atoms : KvCopy::rows;
+  if (p.page_size.value % kAtomRows == 0) return KvCopy::atoms;
+  return p.page_size.value % kQuadRows == 0 ? KvCopy::quads : KvCopy::rows;
 }
 
-inline cudaError_t encode_cache(TensorMap& map, DType dtype, const AttentionParams& p,
-                                const AttentionCache& cache, int head_dim, int block_n) {
+// Encodes the map of keys or values of type T.
+template <typename T, typename Layout>
+cudaError_t encode_cache(TensorMap& map, const Sm90AttentionParams& params,
+                         const AttentionCache& cache, int block_n) {
+  constexpr uint32_t kPanel = Layout::kPanelBytes / sizeof(T), kPanels = Layout::kPanels;
+  const AttentionParams& p = params.p;
   const uint64_t page = uint64_t(cache.page_stride) * 16, entry = uint64_t(cache.entry_stride) * 16,
                  head = uint64_t(cache.head_stride) * 16;
-  const uint32_t panels = head_dim / kPanel;
+  const bool has_quads = params.kv_copy == KvCopy::quads;
   TensorMapShape shape;
   shape.dim(kPanel, 0, kPanel);
   if (p.kv_indices == nullptr) {
     shape.dim(p.num_pages, page, block_n);
-    shape.dim(panels, kPanelBytes, panels);
+    shape.dim(kPanels, Layout::kPanelBytes, kPanels);
     shape.dim(p.kv_heads, head, 1);
   } else {
-    shape.dim(p.page_size.value, entry, kAtomRows);
-    shape.dim(panels, kPanelBytes, panels);
+    shape.dim(p.page_size.value, entry, has_quads ? kQuadRows : kAtomRows);
+    shape.dim(kPanels, Layout::kPanelBytes, has_quads ? 1 : kPanels);
     shape.dim(p.kv_heads, head, 1);
     shape.dim(p.num_pages, page, 1);
   }
-  return encode_tensor_map(map, dtype, cache.data, shape);
+  return encode_tensor_map(map, TypeName<T>::value, cache.data, shape);
 }
 
 template <typename Tile>
 cudaError_t encode_params(Sm90AttentionParams& params, const AttentionParams& p) {
-  constexpr DType kType = TypeName<typename Tile::Query>::value;
+  using Query = typename Tile::QueryElement;
+  constexpr uint32_t kBytes = sizeof(Query);
   params.p = p;
-  params.kv_copy = Tile::kConverts ? KvCopy::rows : choose_kv_copy(p);
+  params.kv_copy = choose_kv_copy<Tile>(p);
   const uint32_t group = p.group_size.value, tokens = p.schedule.shape.block_m / group;
   TensorMapShape q;
-  q.dim(Tile::kDimK, 0, kPanel);
-  q.dim(group, uint64_t(p.q_head_stride) * 2, group);
-  q.dim(p.q_rows, uint64_t(p.q_stride) * 2, tokens);
-  q.dim(p.kv_heads, uint64_t(p.q_head_stride) * 2 * group, 1);
-  cudaError_t error = encode_tensor_map(params.q, kType, p.q, q);
+  q.dim(Tile::kDimK, 0, Tile::kQueryPanel);
+  q.dim(group, uint64_t(p.q_head_stride) * kBytes, group);
+  q.dim(p.q_rows, uint64_t(p.q_stride) * kBytes, tokens);
+  q.dim(p.kv_heads, uint64_t(p.q_head_stride) * kBytes * group, 1);
+  cudaError_t error = encode_tensor_map(params.q, TypeName<Query>::value, p.q, q);
   if (error != cudaSuccess || params.kv_copy == KvCopy::rows) return error;
-  error = encode_cache(params.k, kType, p, p.k, Tile::kDimK, Tile::kBlockN);
-  if (error != cudaSuccess) return error;
-  return encode_cache(params.v, kType, p, p.v, Tile::kDimV, Tile::kBlockN);
+  error = encode_cache<typename Tile::Key, typename Tile::KeyLayout>(params.k, params, p.k,
+                                                                     Tile::kBlockN);
+  if (error != cudaSuccess || Tile::kConverts) return error;
+  return encode_cache<typename Tile::Value, typename Tile::ValueLayout>(params.v, params, p.v,
+                                                                        Tile::kBlockN);
 }
 
 #endif

@@ -21,6 +21,12 @@ struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
+  // The state after `count` phases. Why: a count takes one register, and several buffers may share
+  // it.
+  static __device__ __forceinline__ PipelineState after(uint32_t count) {
+    return {static_cast<int>(count % kStages), count / kStages % 2};
+  }
+
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) {
       stage = 0;
@@ -54,7 +60,9 @@ struct WorkSlot {
   bool is_valid;
 };
 
-constexpr int kWorkSlots = 4;
+// The tile in work, the one that is copied, and the next one, which producers that all copy find
+// before they copy. Why not more: a CTA should not take tickets long before it can use them.
+constexpr int kWorkSlots = 3;
 
 template <typename Tile>
 struct Sm90SharedStorage {
@@ -66,6 +74,8 @@ struct Sm90SharedStorage {
   // A TileScheduler. Why not in registers: a producer has few of them.
   alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
   CombineSharedStorage combine;
+  // row_max and row_sum of the second consumer, of tiles of few rows
+  float2 row_stats[Tile::kSharesRows ? 64 : 1];
 };
 
 // Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes.

@@ -4,10 +4,30 @@
 #pragma once
 
 #include "precast/attention/sm90/pipeline.cuh"
+#include "precast/core/cp_async.cuh"
+#include "precast/core/vec.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
+
+// Brings what this CTA reads first of a plan to L2, where the previous grid may still be writing
+// it. One warp calls it, before wait_on_dependent_grids(). All CTAs together bring the first
+// requests and entries.
+__device__ __forceinline__ void prefetch_plan(const TileSchedulerParams& params) {
+  constexpr int kLineInts = 32;
+  const int32_t cta = blockIdx.x, batch = params.shape.batch, line = cta * kLineInts;
+  const PlanLayout layout(batch, params.shape.ctas);
+  const int lane = threadIdx.x % 32;
+  const auto prefetch = [&](int of_lane, int64_t place) {
+    if (lane == of_lane) prefetch_to_l2(params.plan + place);
+  };
+  prefetch(0, 0);
+  prefetch(1, layout.starts + int64_t(cta) * kStartInts);
+  prefetch(2, layout.starts + int64_t(cta + 2) * kStartInts - 1);
+  if (line < batch * kRequestInts) prefetch(3, layout.requests + line);
+  if (line < batch * kEntryInts) prefetch(4, layout.entries + line);
+}
 
 template <typename Tile>
 class Sm90Producer {
@@ -20,6 +40,13 @@ class Sm90Producer {
                                           Sm90Buffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
+  // The arrivals are those that fill a stage of K, and of V.
+  static __device__ __forceinline__ void init(Storage& shared, uint32_t key_arrivals,
+                                              uint32_t value_arrivals) {
+    shared.k.init(key_arrivals, Tile::kConsumerWarps);
+    shared.v.init(value_arrivals, Tile::kConsumerWarps);
+  }
+
   // -- Work ---------------------------------------------------------------------------------------
 
   // Fills the ring, and does nothing else. One thread calls it.
@@ -31,43 +58,140 @@ class Sm90Producer {
   // Calls visit(block) for each work tile, by all lanes of a warp.
   template <typename Visit>
   __device__ __forceinline__ void for_each_work(const Visit& visit) {
-    for_each_work([](const auto&) {}, visit);
+    for (PipelineState<kWorkSlots> state;; state.advance()) {
+      shared_.work.wait_full(state, "work of a producer");
+      const WorkSlot& slot = shared_.slots[state.stage];
+      if (!slot.is_valid) return;
+      visit(slot.block);
+      leave_work(state.stage);
+    }
   }
 
-  // The same where all four warps copy K or V: then one of them copies Q, too, and one finds work.
+  // The same where all four warps copy K or V: then one of them copies Q, too, and one of its lanes
+  // finds work. If there are registers, it finds the next work tile before its warp copies this
+  // one, so that the others need not wait for it.
   template <typename Visit>
   __device__ __forceinline__ void for_each_work_of_all(int warp, const Visit& visit) {
+    constexpr bool kLooksAhead = Tile::kProducerRegisters >= 56;
     const bool finds_work = warp == kWorkWarp && threadIdx.x % 32 == 0;
     if (finds_work) start_work();
-    PipelineState<Tile::kQueryStages> q;
-    const auto find = [&](const PipelineState<kWorkSlots>& state) {
-      if (finds_work) find_work(state);
-    };
-    for_each_work(find, [&](const BlockInfo& block) {
-      if (warp == kQueryWarp) copy_queries(block, q);
+    uint32_t queries = 0;
+    const auto process = [&](int stage) {
+      const BlockInfo& block = shared_.slots[stage].block;
+      if (warp == kQueryWarp) copy_queries(block, queries);
       visit(block);
-    });
+      leave_work(stage);
+    };
+    for (uint32_t count = 0;; ++count) {  // work tiles until now
+      const auto next = PipelineState<kWorkSlots>::after(count);
+      if (finds_work) find_work(next);
+      if (kLooksAhead && count > 0) process((count - 1) % kWorkSlots);
+      shared_.work.wait_full(next, "work of a producer");
+      if (!shared_.slots[next.stage].is_valid) return;
+      if (!kLooksAhead) process(next.stage);
+    }
   }
 
   // -- Queries ------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void copy_queries(const BlockInfo& block,
-                                               PipelineState<Tile::kQueryStages>& state) {
+  // Copies the queries of a work tile that has KV tokens. `count`: how often this was done.
+  __device__ __forceinline__ void copy_queries(const BlockInfo& block, uint32_t& count) {
+    using Layout = typename Tile::QueryLayout;
     if (block.work.kv_begin >= block.work.kv_end) return;
+    const auto state = PipelineState<Tile::kQueryStages>::after(count);
     shared_.q.wait_empty(state, "an empty buffer of Q");
     if (threadIdx.x % 32 == 0) {
       uint64_t* const full = &shared_.q.full[state.stage];
       const int32_t group = static_cast<int32_t>(p_.group_size.value);
       const int32_t token = block.work.q_begin + block.first_row / group;
       const uint32_t rows = p_.schedule.shape.block_m;
-      mbarrier_arrive_expect_tx(full, rows * Tile::kDimK * 2);
+      mbarrier_arrive_expect_tx(full, rows * Tile::kQueryRowBytes);
 #pragma unroll
-      for (int panel = 0; panel < Tile::kDimK / kPanel; ++panel) {
-        copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * kPanelBytes, &params_.q, full,
-                 panel * kPanel, 0, token, block.kv_head);
+      for (int panel = 0; panel < Layout::kPanels; ++panel) {
+        copy_box(buffers_.q(state.stage) + panel * Tile::kBlockM * Layout::kPanelBytes, &params_.q,
+                 full, panel * Tile::kQueryPanel, 0, token, block.kv_head);
       }
     }
-    state.advance();
+    ++count;
+  }
+
+  // -- Keys and values by TMA ---------------------------------------------------------------------
+
+  // The tokens of a box of pages: each lane copies one.
+  __device__ __forceinline__ int rows_of_box() const {
+    return params_.kv_copy == KvCopy::quads ? kQuadRows : kAtomRows;
+  }
+
+  // The page of this lane's box of the KV block at token `begin`.
+  __device__ __forceinline__ uint32_t find_page_of_box(const WorkTile& work, int32_t begin) const {
+    if (params_.kv_copy == KvCopy::box) return 0;
+    return find_page(work, begin + threadIdx.x % 32 * rows_of_box());
+  }
+
+  // Copies the KV block at token `begin` to `target`, and completes `full`. `page` is that of this
+  // lane's box. All lanes of a warp call it.
+  template <typename Layout>
+  __device__ __forceinline__ void copy_block(const TensorMap& map, uint32_t target, uint64_t* full,
+                                             const BlockInfo& block, int32_t begin,
+                                             uint32_t page) const {
+    if (params_.kv_copy == KvCopy::box) {
+      copy_box_of_block<Layout>(map, target, full, block, begin);
+    } else {
+      copy_boxes<Layout, Tile::kBlockN>(map, target, full, block, begin, 0, valid_page(page));
+    }
+  }
+
+  template <typename Layout>
+  __device__ __forceinline__ void copy_box_of_block(const TensorMap& map, uint32_t target,
+                                                    uint64_t* full, const BlockInfo& block,
+                                                    int32_t begin) const {
+    if (threadIdx.x % 32 != 0) return;
+    mbarrier_arrive_expect_tx(full, Tile::kBlockN * Layout::kPanels * Layout::kPanelBytes);
+    copy_box(target, &map, full, 0, block.work.kv_start + begin, 0, block.kv_head);
+  }
+
+  // Copies kRows rows of a KV block from `first_row` on, as far as they exist, and arrives once.
+  template <typename Layout, int kRows>
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map, uint32_t target, uint64_t* full,
+                                             const BlockInfo& block, int32_t begin, int first_row,
+                                             uint32_t page) const {
+    constexpr int kRowBytes = Layout::kPanels * Layout::kPanelBytes;
+    const int lane = threadIdx.x % 32, rows = rows_of_box();
+    begin += first_row;
+    const int tokens = max(0, min(kRows, block.work.kv_end - begin));
+    const int boxes = (tokens + rows - 1) / rows, row = first_row + lane * rows;
+    if (lane == 0) mbarrier_arrive_expect_tx(full, boxes * rows * kRowBytes);
+    __syncwarp();
+    if (lane >= boxes) return;
+    const uint32_t entry = entry_of(begin + lane * rows);
+    if (Layout::kPanels == 1 || params_.kv_copy == KvCopy::atoms) {
+      copy_box(target + row * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
+    } else {
+#pragma unroll
+      for (int panel = 0; panel < Layout::kPanels; ++panel) {
+        copy_box(target + (panel * Tile::kBlockN + row) * Layout::kPanelBytes, &map, full, 0, entry,
+                 panel, block.kv_head, page);
+      }
+    }
+  }
+
+  // -- Keys and values by threads -----------------------------------------------------------------
+
+  // Copies rows of a KV block with cp.async: kRows rows from `first_row` on. `own` is where the row
+  // of this lane lies, of which `count` exist; the others become 0. All lanes of a warp call it.
+  template <typename Layout, int kRows, int kUnroll>
+  __device__ __forceinline__ void copy_rows(uint64_t own, uint32_t target, int first_row,
+                                            int32_t count) const {
+    constexpr int kPanelChunks = Layout::kPanelBytes / 16, kChunks = Layout::kPanels * kPanelChunks;
+    const int lane = threadIdx.x % 32;
+#pragma unroll kUnroll
+    for (int place = lane; place < kRows * kChunks; place += 32) {
+      const int row = place / kChunks, chunk = place % kChunks;
+      const uint64_t source = __shfl_sync(0xffffffffu, own, row);
+      const uint32_t offset = chunk / kPanelChunks * (Tile::kBlockN * Layout::kPanelBytes) +
+                              Layout::offset(first_row + row, chunk % kPanelChunks);
+      cp_async(target + offset, reinterpret_cast<const uint4*>(source) + chunk, row < count);
+    }
   }
 
   // -- Pages --------------------------------------------------------------------------------------
@@ -113,13 +237,19 @@ class Sm90Producer {
     shared_.counters = scheduler().counters();
   }
 
+  // Says for this warp that it needs a slot no more.
+  __device__ __forceinline__ void leave_work(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[stage]);
+  }
+
   // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
   // from the plan of this call.
   __device__ __forceinline__ bool find_work(const PipelineState<kWorkSlots>& state) {
     shared_.work.wait_empty(state, "an empty slot of work");
     WorkSlot& slot = shared_.slots[state.stage];
     slot.is_valid =
-        is_planned(p_.schedule, p_.max_partials) && scheduler().get_next_work(slot.block.work);
+        is_planned(p_.schedule, p_.max_partials) && scheduler().take_work(slot.block.work);
     if (slot.is_valid) {
       slot.block.kv_head = slot.block.work.head;
       slot.block.v_column = 0;
@@ -127,20 +257,6 @@ class Sm90Producer {
     }
     mbarrier_arrive(&shared_.work.full[state.stage]);
     return slot.is_valid;
-  }
-
-  // Calls visit(block) for each work tile, by all lanes of the warp, and before it find(slot).
-  template <typename Find, typename Visit>
-  __device__ __forceinline__ void for_each_work(const Find& find, const Visit& visit) {
-    for (PipelineState<kWorkSlots> state;; state.advance()) {
-      find(state);
-      shared_.work.wait_full(state, "work of a producer");
-      const WorkSlot& slot = shared_.slots[state.stage];
-      if (!slot.is_valid) return;
-      visit(slot.block);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[state.stage]);
-    }
   }
 };
 

@@ -2,8 +2,8 @@
 // The tiles of attention for sm_90a: who computes what, and what lies in shared memory.
 //
 // A CTA has one warpgroup that copies (the producer) and two or three that compute (the consumers),
-// each of them 64 packed rows of queries. Q, K and V are swizzled panels of 64 elements (128
-// bytes) a row, as TMA writes them and wgmma reads them.
+// each of them 64 packed rows of queries. Q, K and V are swizzled panels, as TMA writes them and
+// wgmma reads them.
 #pragma once
 
 #include "precast/attention/tile.cuh"
@@ -12,9 +12,23 @@
 
 namespace precast {
 
-constexpr int kPanel = 64;        // elements of 16 bits in a swizzled row
-constexpr int kPanelBytes = 128;  // of a row
-constexpr int kAtomRows = 8;      // rows that are swizzled together; what one copy of a page takes
+constexpr int kAtomRows = 8;    // rows that are swizzled together
+constexpr int kStepBytes = 32;  // of a row, which one wgmma reads along k
+
+// How rows of kRowBytes lie in shared memory: as panels, each of which has so many of the bytes of
+// all rows. A row of a panel is as long as a swizzle: 128, 64 or 32 bytes.
+template <int kRowBytes>
+struct PanelLayout {
+  static constexpr int kPanelBytes = kRowBytes % 128 == 0 ? 128 : kRowBytes % 64 == 0 ? 64 : 32;
+  static constexpr int kPanels = kRowBytes / kPanelBytes;
+  static constexpr int kAtomBytes = kAtomRows * kPanelBytes;
+  static_assert(kRowBytes % kPanelBytes == 0, "whole panels");
+
+  // Where 16 bytes of a row lie in a panel. Panels begin at multiples of 1024 bytes.
+  PRECAST_HOST_DEVICE static constexpr int offset(int row, int chunk) {
+    return row * kPanelBytes + (chunk ^ row * kPanelBytes / 128 % (kPanelBytes / 16)) * 16;
+  }
+};
 
 // How many consumers a tile has; rows = 64 times that. Where keys and values are converted, a third
 // one would leave the producer too few registers.
@@ -30,29 +44,47 @@ constexpr int sm90_block_m(int head_dim_vo, int kv_bytes, int group_size) {
 
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
-// The type in which wgmma multiplies queries with keys or values.
-template <typename Q, typename KV>
-struct MmaElement {
-  using Type = Q;
+// The types in which wgmma multiplies queries with keys, and P with values. Values of e4m3 are
+// converted to f16. So are keys, but where queries are bf16: such a query is the sum of two e4m3
+// numbers (SplitQueries in attention/sm90/query.cuh), so that keys stay as they are. General
+// kernels rotate keys, for which e4m3 is too coarse.
+template <typename Q, typename KV, bool kIsGeneral>
+struct MmaElements {
+  using Key = Q;
+  using Value = Q;
 };
-template <typename Q>
-struct MmaElement<Q, e4m3> {
-  using Type = f16;
+template <typename Q, bool kIsGeneral>
+struct MmaElements<Q, e4m3, kIsGeneral> {
+  using Key = f16;
+  using Value = f16;
+};
+template <>
+struct MmaElements<bf16, e4m3, false> {
+  using Key = e4m3;
+  using Value = f16;
 };
 
 // kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
 // otherwise with the causal mask and the window alone.
 template <typename Q, typename KV, int kDimQ, int kDimO, bool kIsGeneral>
 struct Sm90Tile {
-  // The type of queries and outputs, and the one in which wgmma multiplies. e4m3 is converted to
-  // f16, and so are queries that are bf16.
+  // Query is the type of queries and outputs; Key and Value are those in which wgmma multiplies.
   using Query = Q;
-  static constexpr bool kConverts = sizeof(KV) == 1;
-  using Element = typename MmaElement<Q, KV>::Type;
-  static constexpr bool kConvertsQueries = TypeName<Q>::value != TypeName<Element>::value;
+  using QueryElement = Q;  // in memory
+  using Key = typename MmaElements<Q, KV, kIsGeneral>::Key;
+  using Value = typename MmaElements<Q, KV, kIsGeneral>::Value;
+  static constexpr bool kConverts = sizeof(KV) != sizeof(Value);  // values
+  static constexpr bool kConvertsKeys = sizeof(KV) != sizeof(Key);
+  static constexpr bool kSplitsQueries = sizeof(Key) == 1;
+  static constexpr bool kConvertsQueries =
+      !kSplitsQueries && TypeName<Q>::value != TypeName<Key>::value;
+  // Whether the scores of each row have a scale, and whether that of a run is one of heads.
+  static constexpr bool kScalesRows = kConvertsQueries || kSplitsQueries, kScalesHeads = false;
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kDimK = kDimQ, kDimV = kDimO;
-  static_assert(kDimK % kPanel == 0 && kDimV % kPanel == 0, "whole panels");
+  using QueryLayout = PanelLayout<kDimK * 2>;
+  using KeyLayout = PanelLayout<kDimK* int(sizeof(Key))>;
+  using ValueLayout = PanelLayout<kDimV * 2>;
   static constexpr int kConsumers = sm90_consumers(kDimV, sizeof(KV));
   static constexpr int kBlockM = 64 * kConsumers;
   // Half as many tokens where registers are few.
@@ -61,6 +93,9 @@ struct Sm90Tile {
   static constexpr int kLeastN = 64;
   // Whether consumers take turns: it costs 1 to 5 % where there are two, and gains 7 % with three.
   static constexpr bool kTakesTurns = kConsumers > 2;
+  // Whether two consumers share the rows of a tile that has at most 64. With more columns, ptxas
+  // spills some of their registers.
+  static constexpr bool kSharesRows = !kConverts && kDimV <= 128;
   static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
 
@@ -78,8 +113,10 @@ struct Sm90Tile {
                     (1 + kConsumers) * kLaunchRegisters,
                 "a CTA has these registers");
 
-  static constexpr int kQueryBytes = kBlockM * kDimK * 2;
-  static constexpr int kKeyBytes = kBlockN * kDimK * 2;
+  static constexpr int kQueryPanel = QueryLayout::kPanelBytes / 2;  // elements
+  static constexpr int kQueryRowBytes = kDimK * 2;
+  static constexpr int kQueryBytes = kBlockM * kQueryRowBytes;
+  static constexpr int kKeyBytes = kBlockN * kDimK * sizeof(Key);
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;
   static constexpr int kStorageBytes = 2048;  // Sm90SharedStorage

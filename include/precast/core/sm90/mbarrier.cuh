@@ -33,9 +33,11 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 #endif
 }
 
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+// Arrives `count` times.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, uint32_t count = 1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(count)
                : "memory");
 #endif
 }
@@ -56,6 +58,37 @@ __device__ __forceinline__ void cp_async_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
                : "memory");
 #endif
+}
+
+// Arrives by one lane of the warp, which all 32 lanes call. Why in one piece: a test of the lane's
+// number takes longer.
+__device__ __forceinline__ void mbarrier_arrive_of_warp(uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "@chosen mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "}" ::"r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+// Whether the phase of the mbarrier with this parity is complete; does not wait.
+__device__ __forceinline__ bool mbarrier_test_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t is_complete = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(is_complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#endif
+  return is_complete != 0;
 }
 
 // Whether the phase of the mbarrier with this parity is complete; waits for it a limited time.

@@ -2,8 +2,9 @@
 // Warpgroups: four warps that start at a multiple of four, and issue wgmma together. What they need
 // around the instructions of core/sm90/wgmma.cuh. All of it exists for sm_90a alone.
 //
-// Operands in shared memory consist of atoms: eight rows of 128 bytes, swizzled over 1024 bytes, as
-// TMA writes them. A descriptor says where the first atom lies and how far the next ones are.
+// Operands in shared memory consist of atoms: eight rows of 128, 64 or 32 bytes, swizzled over as
+// many, as TMA writes them. A descriptor says where the first atom lies and how far the next ones
+// are.
 //
 // Source   PTX ISA, "Asynchronous warpgroup-level matrix instructions".
 #pragma once
@@ -15,14 +16,20 @@ namespace precast {
 
 constexpr int kWarpgroupSize = 128;
 
+// The swizzle of a descriptor, over 128, 64 or 32 bytes.
+PRECAST_HOST_DEVICE constexpr uint64_t wgmma_swizzle(int bytes) {
+  return bytes == 128 ? 1 : bytes == 64 ? 2 : 3;
+}
+
 // The descriptor of an operand. `step` is the distance in bytes from eight rows to the next eight;
-// `panel_step` from 64 elements of 16 bits along the rows to the next, for an operand that is
-// longer in that direction than an atom: B with kTransposedB. Along k, an instruction reads 32 of
-// the 128 bytes of a row, so one step of k adds 32 bytes to the address, whatever the element type.
+// `panel_step` from the bytes of an atom's row to the next ones of a row, for an operand that is
+// longer in that direction than an atom: B with kTransposedB. Along k, an instruction reads 32
+// bytes of a row, so one step of k adds 32 bytes to the address, whatever the element type.
 PRECAST_HOST_DEVICE constexpr uint64_t wgmma_descriptor(uint32_t address, uint32_t step,
-                                                        uint32_t panel_step = 16) {
+                                                        uint32_t panel_step = 16,
+                                                        int swizzle_bytes = 128) {
   return uint64_t(address & 0x3ffff) >> 4 | uint64_t(panel_step >> 4) << 16 |
-         uint64_t(step >> 4) << 32 | uint64_t(1) << 62;  // 1: swizzled by 128 bytes
+         uint64_t(step >> 4) << 32 | wgmma_swizzle(swizzle_bytes) << 62;
 }
 
 #if defined(__CUDACC__)

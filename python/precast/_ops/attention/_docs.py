@@ -8,7 +8,8 @@ Parameters
 float_workspace_buffer : torch.Tensor
     uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
     results; 128 MB is always enough for decode, ``workspace_size`` of the wrappers of pages says
-    what is. May hold anything.
+    what is. May hold anything. Runs that share it, and runs of one plan, follow one another: never
+    on two streams at once.
 use_cuda_graph : bool
     Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
     :meth:`plan` copies into them.
@@ -72,8 +73,10 @@ q_data_type, kv_data_type, o_data_type : torch.dtype or str, optional
     Of queries (float16, bfloat16, float8_e4m3fn or float8_e5m2), of keys and values (float16 or
     bfloat16 as queries, of 8 bits, or uint8 for NVFP4 in pages with a head dimension of 64, 128 or
     256; default: as queries), of outputs (float16, bfloat16 or float32; default: as queries, so it
-    must be given for queries of 8 bits). Each run converts queries of 8 bits to 16, by one more
-    launch and into a new tensor.
+    must be given for queries of 8 bits). Kernels for Hopper multiply queries, keys and values that
+    are all float8_e4m3fn, and round probabilities to it, too. Elsewhere, for short requests and
+    with ``ROPE_LLAMA``, each run converts queries of 8 bits to 16, by one more launch and into a
+    new tensor.
 non_blocking : bool
     Whether lengths on the host are copied without waiting.
 prefix_len_ptr : torch.Tensor, optional
@@ -131,11 +134,14 @@ kv_cache_sf : torch.Tensor or tuple of torch.Tensor, optional
     ``head_dim // 2`` bytes a row, the first number of a byte in the lower 4 bits, 16-byte aligned;
     numbers are e2m1 times scale, and ``k_scale`` and ``v_scale`` are their factors for all.
 *args
-    ``sink`` and ``sm_scale``, if the wrapper was made for sinks by ``jit_args``; else none.
+    ``sink`` and ``sm_scale``, if the wrapper was made for sinks by ``jit_args``; for queries of 8
+    bits, of prefills, the three scales; else none.
 q_scale, k_scale : float or torch.Tensor, optional
-    Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
+    Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there. For
+    queries of 8 bits it may have one for each head, ``[num_qo_heads]`` and ``[num_kv_heads]``.
 v_scale : float or torch.Tensor, optional
-    Multiplies the output in float32, before it is rounded.
+    Multiplies the output in float32, before it is rounded. A tensor is as ``k_scale``; where
+    queries are converted, numbers of heads multiply the rounded output.
 out, lse : torch.Tensor, optional
     Where to write: ``[tokens, num_qo_heads, head_dim_vo]`` and, float32, the log-sum-exp. Default:
     new ones.

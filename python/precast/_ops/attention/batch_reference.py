@@ -225,10 +225,113 @@ def batch_prefill_with_ragged_kv_cache_reference(
     )
 
 
+def batch_attention_reference(
+    q: torch.Tensor,
+    kv_cache: Cache,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_len_arr: torch.Tensor,
+    kv_layout: str = "NHD",
+    causal: bool = False,
+    sm_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BatchAttention` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[qo_indptr[-1], heads, head_dim]``, any device.
+    kv_cache : torch.Tensor or tuple of torch.Tensor
+        As for ``run``.
+    qo_indptr, kv_indptr, kv_indices, kv_len_arr : torch.Tensor
+        The batch, as for ``plan``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The output and the log-sum-exp.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache = torch.zeros(1, 2, 4), torch.arange(2.0).view(1, 1, 2, 1, 1).expand(1, 2, 2, 1, 4)
+    >>> one = torch.tensor([0, 1])
+    >>> batch_attention_reference(q, cache, one, one, one[:1], one[1:] + 1)[0][:, 0, 0]
+    tensor([0.5000])
+    """
+    k, v = (entries_of(part, kv_layout == "HND") for part in halves(kv_cache))
+    bounds = qo_indptr.tolist()
+    requests = paged_requests(k, v, bounds, kv_indptr, kv_indices, None, kv_len_arr)
+    both: tuple[torch.Tensor, torch.Tensor] = reference_outputs(  # type: ignore[assignment]
+        q,
+        requests,
+        v.shape[-1],
+        causal=causal,
+        sm_scale=sm_scale,
+        logits_soft_cap=logits_soft_cap,
+        return_lse=True,
+        o_dtype=None,
+    )
+    return both
+
+
+def batch_attention_with_sinks_reference(
+    q: torch.Tensor,
+    paged_kv_cache: Cache,
+    sink: torch.Tensor,
+    sm_scale: float,
+    qo_indptr: torch.Tensor,
+    paged_kv_indptr: torch.Tensor,
+    paged_kv_indices: torch.Tensor,
+    paged_kv_last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+    causal: bool = False,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BatchAttentionWithAttentionSinkWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q, paged_kv_cache, sink, sm_scale
+        As for ``run``, any device.
+    qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len : torch.Tensor
+        The batch, as for ``plan``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache, one = torch.zeros(1, 1, 4), torch.ones(1, 2, 1, 1, 4), torch.tensor([0, 1])
+    >>> table = one, one, one[:1], one[1:]
+    >>> batch_attention_with_sinks_reference(q, cache, torch.zeros(1), 0.5, *table)[:, 0, 0]
+    tensor([0.5000])
+    """
+    return batch_prefill_with_paged_kv_cache_reference(
+        q,
+        paged_kv_cache,
+        qo_indptr,
+        paged_kv_indptr,
+        paged_kv_indices,
+        paged_kv_last_page_len,
+        kv_layout,
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        sinks=sink,
+        return_lse=return_lse,
+    )
+
+
 # Not by a decorator, which would be a part of the source in a trace.
 for _reference in (
     batch_decode_with_paged_kv_cache_reference,
     batch_prefill_with_paged_kv_cache_reference,
     batch_prefill_with_ragged_kv_cache_reference,
+    batch_attention_reference,
+    batch_attention_with_sinks_reference,
 ):
     documented(REFERENCE, PLAN, RUN)(_reference)

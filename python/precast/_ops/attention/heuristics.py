@@ -74,6 +74,17 @@ def _padded(rows: int, block_m: int) -> int:
     return -(-rows // block_m) * block_m
 
 
+def likely_q_len(tokens: int, batch_size: int, group_size: int) -> int:
+    """Return the queries to expect of a request where only their sum is known.
+
+    As many tokens as requests are a decode. Otherwise it is the mean, but never what is for the
+    tiles of a decode: some request has more than one query.
+    """
+    if tokens <= batch_size:
+        return 1
+    return max(-(-tokens // max(batch_size, 1)), _DECODE // group_size + 1)
+
+
 def choose(
     q_len: int | None,
     tokens: int | None,

@@ -38,6 +38,8 @@ _OPS = {
     "run_ragged": "attention",
     "run_paged_sm90": "attention_sm90",
     "run_ragged_sm90": "attention_sm90",
+    "run_paged_sm90_fp8": "attention_sm90_fp8",
+    "run_ragged_sm90_fp8": "attention_sm90_fp8",
     "run_paged_nvfp4": "attention_nvfp4",
 }
 
@@ -91,6 +93,29 @@ run_ragged_sm90 = _export(
     "run_ragged_sm90",
     f"{_Q.replace('|f32', '')} k:U=e4m3|T[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
     f"v:U[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    key="q.shape[-1], out.shape[-1], q.get_device()",
+    write=references.run,
+    check=references.check_run,
+)
+# Of queries, keys and values in e4m3. A scale is one number, or one for each query head.
+_Q_FP8 = _Q.replace("T=f16|bf16|f32", "e4m3")
+_RUN_FP8 = (
+    _RUN.replace("out!:T", "out!:T=f16|bf16")
+    .replace("qk_scale?:f32[.]", "qk_scale?:f32[qk_scales]")
+    .replace("v_scale?:f32[.]", "v_scale?:f32[v_scales]")
+)
+run_paged_sm90_fp8 = _export(
+    "run_paged_sm90_fp8",
+    f"{_Q_FP8} k_cache:e4m3 v_cache?:e4m3 {_RUN_FP8}",
+    key="q.shape[-1], out.shape[-1], q.get_device()",
+    write=references.run,
+    check=references.check_run,
+)
+run_ragged_sm90_fp8 = _export(
+    "run_ragged_sm90_fp8",
+    f"{_Q_FP8} k:e4m3[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
+    f"v:e4m3[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN_FP8}",
     "BatchPrefillWithRaggedKVCacheWrapper",
     key="q.shape[-1], out.shape[-1], q.get_device()",
     write=references.run,

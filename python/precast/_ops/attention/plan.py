@@ -97,6 +97,9 @@ class Model(NamedTuple):
     key: tuple[Any, ...] = ()
     #: What queries of 8 bits are converted to before a kernel runs; None: no kernel needs it.
     converts_to: Any = None
+    #: Of the table of kernels whose queries, keys and values are e4m3, which convert nothing: the
+    #: dtype of outputs, head dimensions and the device's index. None: there are none.
+    fp8_key: tuple[Any, ...] | None = None
     #: Whether outputs have the dtype of queries, as kernels write them.
     writes_outputs: bool = True
     #: Whether they have the shape, too.
@@ -170,6 +173,8 @@ class Hints(NamedTuple):
     pads: bool = False
     #: Whether the tensor of query bounds that decode makes may serve the next plan.
     keeps_qo_indptr: bool = False
+    #: Whether the tile was chosen without any number of queries, which the first run knows.
+    guesses_tile: bool = False
 
 
 class AttentionPlan(NamedTuple):
@@ -190,6 +195,15 @@ class AttentionPlan(NamedTuple):
     alibi_slopes: torch.Tensor | None = None
     #: None: an option has changed since it was packed.
     block: torch.Tensor | None = None
+
+    @property
+    def multiplies_fp8(self) -> bool:
+        """Whether queries of e4m3 are multiplied as they are; rotated ones would be rounded."""
+        return (
+            self.shape.sm90
+            and self.model.fp8_key is not None
+            and self.scores.pos_encoding_mode != "ROPE_LLAMA"
+        )
 
     @property
     def mask_mode(self) -> MaskMode:

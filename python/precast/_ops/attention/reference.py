@@ -80,8 +80,13 @@ def attend(
     out = q.new_zeros((*q.shape[:2], head_dim_vo), dtype=torch.float32)
     lse = q.new_zeros(q.shape[:2], dtype=torch.float32)
     used = torch.zeros(q.shape[0], dtype=torch.bool, device=q.device)
-    scales = f.qk_scale, f.v_scale
-    qk_scale, v_scale = (1.0 if s is None else s.float().reshape(()) for s in scales)
+    # One number, or one for each head, of scores [heads, queries, tokens] and of outputs.
+    shapes = {"qk_scale": (-1, 1, 1), "v_scale": (-1, 1)}
+    scales = {name: getattr(f, name) for name in shapes}
+    qk_scale, v_scale = (
+        1.0 if scale is None else scale.float().reshape(shapes[name])
+        for name, scale in scales.items()
+    )
     for number, rows, k, v in requests:
         n, m = rows.stop - rows.start, k.shape[0]
         if n <= 0:

@@ -17,7 +17,7 @@ from precast._op.ranges import MOST_FLOAT
 from precast._op.scalars import RAW_KINDS
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
-from precast._ops.attention import kernels, validation
+from precast._ops.attention import head_scales, kernels, validation
 from precast._ops.attention.validation import check_shape_dtype_device
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def run(
             )
         if plan.block is None:
             plan = w._packed_plan()
+        if plan.hints.guesses_tile and not torch.compiler.is_compiling() and q.dim() == 3:
+            plan = w._settle_tile(q.shape[0])
         paged = plan.shape.page_size > 0
         if not paged:
             if plan.hnd:
@@ -79,8 +81,13 @@ def run(
             export: Any = torch_ops.run_paged if paged else torch_ops.run_ragged
             if plan.model.is_packed:
                 export = torch_ops.run_paged_nvfp4
+            elif plan.multiplies_fp8:
+                export = torch_ops.run_paged_sm90_fp8 if paged else torch_ops.run_ragged_sm90_fp8
             elif plan.shape.sm90:
                 export = torch_ops.run_paged_sm90 if paged else torch_ops.run_ragged_sm90
+        elif plan.multiplies_fp8:
+            table = kernels.run_paged_sm90_fp8 if paged else kernels.run_ragged_sm90_fp8
+            export = table[plan.model.fp8_key or ()]
         elif plan.shape.sm90:
             table = kernels.run_paged_sm90 if paged else kernels.run_ragged_sm90
             export = table[plan.model.key]
@@ -92,18 +99,26 @@ def run(
             export = kernels.run_ragged[plan.model.key]
         result, lse = _outputs(w, plan, q, out, lse, return_lse)
         into = result
-        if plan.model.converts_to is not None:
-            if q.dtype is not plan.model.q_dtype:  # The export cannot know.
-                _explain(w, plan, q, k, v, out, lse)
-            q = q.to(plan.model.converts_to)  # The values are the same, in 16 bits.
+        if plan.model.converts_to is not None and q.dtype is not plan.model.q_dtype:
+            _explain(w, plan, q, k, v, out, lse)  # The export cannot know.
         if not plan.model.writes_outputs:
-            into = torch.empty_like(result, dtype=q.dtype)
+            into = torch.empty_like(result, dtype=plan.model.key[0])
+        scaled = None  # An output that is multiplied by the scales of heads behind the kernel.
         if q_scale is k_scale is v_scale is None:
             sm_factor, qk_scale, out_scale, out_factor = 1.0, None, 1.0, None
-        else:
+        elif plan.model.converts_to is None:
             sm_factor, qk_scale, out_scale, out_factor = scales_of(
                 w._name, 1.0, q_scale, k_scale, v_scale
             )
+        else:
+            heads = plan.shape.num_qo_heads, plan.shape.num_kv_heads
+            sm_factor, qk_scale, out_scale, out_factor = scales_of_heads(
+                w._name, 1.0, heads, q.device, q_scale, k_scale, v_scale
+            )
+        if plan.model.converts_to is not None and not plan.multiplies_fp8:
+            q, qk_scale = head_scales.scale_queries(q, qk_scale, plan.model.converts_to)
+            if head_scales.has_heads(out_factor):
+                scaled, out_factor = out_factor, None
         export(
             q,
             *caches,
@@ -122,7 +137,9 @@ def run(
         _check_types(w, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl)
         _explain(w, plan, q, k, v, out, lse if return_lse else None)
         raise
-    if into is not result:
+    if scaled is not None:
+        torch.mul(into, scaled[:, None], out=result)
+    elif into is not result:
         result.copy_(into)
     return result, lse
 
@@ -346,6 +363,57 @@ def scales_of(
             factor = on_device if factor is None else factor * on_device
     out_scale, v_factor = split_scale(name, "v_scale", v_scale)
     return sm_scale, factor, out_scale, v_factor
+
+
+def scales_of_heads(
+    name: str,
+    sm_scale: float,
+    heads: tuple[int, int],
+    device: torch.device,
+    q_scale: Scale,
+    k_scale: Scale,
+    v_scale: Scale,
+    where: str = ".run: {}_scale",
+) -> tuple[float, torch.Tensor | None, float, torch.Tensor | None]:
+    """Do as :func:`scales_of` for queries of 8 bits, whose factors may be one for each query head.
+
+    ``heads`` are those of queries and of keys, for which the scales may have a number each; errors
+    have ``where`` behind the function's name.
+    """
+    given = {"q": q_scale, "k": k_scale, "v": v_scale}
+    vectors = {
+        option: head_scales.of_query_heads(
+            name + where.format(option), scale, heads[option != "q"], heads[0], device
+        )
+        for option, scale in given.items()
+        if isinstance(scale, torch.Tensor) and head_scales.has_heads(scale)
+    }
+    rest = (None if option in vectors else scale for option, scale in given.items())
+    sm_scale, qk, out_scale, v = scales_of(name, sm_scale, *rest)
+    for option in ("q", "k"):
+        if option in vectors:
+            qk = vectors[option] if qk is None else qk * vectors[option]
+    if "v" in vectors:
+        v = vectors["v"]
+    return sm_scale, qk, out_scale, v
+
+
+def scale_arguments(
+    w: AttentionWrapper, args: tuple[Any, ...], q_scale: Scale, k_scale: Scale, v_scale: Scale
+) -> tuple[tuple[Any, ...], Scale, Scale, Scale]:
+    """Return what is left of arguments by position, and the scales that they may be.
+
+    FlashInfer takes those of queries of 8 bits so.
+    """
+    q_dtype = w._plan.model.q_dtype
+    if len(args) != 3 or q_dtype is None or q_dtype.itemsize > 1:
+        return args, q_scale, k_scale, v_scale
+    for option, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None:
+            raise ValueError(
+                f"{w._name}.run: {option} was given by name and by position; give one of them"
+            )
+    return ((), *args)
 
 
 def split_scale(

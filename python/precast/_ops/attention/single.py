@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from precast._base.torch import torch
@@ -16,9 +17,10 @@ from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, sm90, validation
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
+from precast._ops.attention.head_scales import has_heads, scale_queries
 from precast._ops.attention.plan import PlanShape, ScoreOptions, Scores, new_block
 from precast._ops.attention.reference import attend, features_of, ragged_requests
-from precast._ops.attention.run import Scale, scales_of
+from precast._ops.attention.run import Scale, scales_of, scales_of_heads
 
 #: Bytes of a plan without those of its tiles.
 _PLAN_BYTES = 1 << 16
@@ -55,12 +57,28 @@ def run_single(
     _, kv_heads, head_dim_vo = v.shape
     validation.check_heads(name, heads, kv_heads)
     validation.check_head_dims(name, head_dim_qk, head_dim_vo)
-    validation.check_dtypes(name, q.dtype, k.dtype, o_dtype)
+    computed = validation.computed_dtype(q.dtype, k.dtype, o_dtype)
+    validation.check_dtypes(name, computed, k.dtype, o_dtype)
     if scores.sm_scale is not None:
         validation.number(name, "sm_scale", scores.sm_scale)
     scale = validation.softmax_scale(scores.sm_scale, head_dim_qk)
-    scale, qk_factor, out_scale, v_factor = scales_of(name, scale, *scales)
-    into = q.new_empty((tokens, heads, head_dim_vo))
+    scaled = None
+    if computed is q.dtype:
+        scale, qk_factor, out_scale, v_factor = scales_of(name, scale, *scales)
+    else:
+        scale, qk_factor, out_scale, v_factor = scales_of_heads(
+            name, scale, (heads, kv_heads), q.device, *scales, where=": scale_{}"
+        )
+        dims = head_dim_qk, head_dim_vo
+        if sm90.multiplies_fp8(
+            (q.dtype, k.dtype, computed), heads, kv_heads, dims, tokens, q.device, positions
+        ):
+            export = single_prefill_fp8
+        else:
+            q, qk_factor = scale_queries(q, qk_factor, computed)
+            if has_heads(v_factor):
+                scaled, v_factor = v_factor, None
+    into = q.new_empty((tokens, heads, head_dim_vo), dtype=computed)
     lse = q.new_empty((tokens, heads), dtype=torch.float32) if return_lse else None
     mask_mode = MaskMode.CAUSAL if scores.causal else MaskMode.NON_CAUSAL
     export.launch(
@@ -81,7 +99,9 @@ def run_single(
         qk_factor,
         v_factor,
     )
-    return into if o_dtype is q.dtype else into.to(o_dtype), lse
+    if scaled is not None:
+        into *= scaled[:, None]
+    return into if o_dtype is computed else into.to(o_dtype), lse
 
 
 # -- exports --------------------------------------------------------------------------------------
@@ -123,7 +143,9 @@ def _plan_and_run(
         causal=mask_mode == MaskMode.CAUSAL,
         window_left=window_left,
     )
-    if sm90.suits((q.dtype, k.dtype), shape, tokens, device):
+    if q.dtype.itemsize == 1:  # run_single() has asked.
+        shape = sm90.with_tile(shape)
+    elif sm90.suits((q.dtype, k.dtype), shape, tokens, device):
         shape = sm90.with_tile(shape)
         run = kernels.run_ragged_sm90[q.dtype, k.dtype, head_dim_qk, head_dim_vo, key[0]]
     numbers = (mask_mode, window_left, pos_encoding, 0, logits_soft_cap, sm_scale)
@@ -167,16 +189,28 @@ def _is_hnd(k: torch.Tensor) -> bool:
     return k.dim() == 3 and bool(k.stride(0) < k.stride(1))
 
 
-def _export(name: str, **derived: Callable[..., Any]) -> Export:
+#: Up to the sizes of the output.
+_TENSORS = (
+    "q:T=f16|bf16|f32[tokens,heads,head_dim_qk] k:U=e4m3|e5m2|T[kv_len,kv_heads,head_dim_qk] "
+    "v:U[kv_len,kv_heads,head_dim_vo] out!:T"
+)
+
+
+def _export(
+    name: str,
+    export: tuple[str, str] = ("attention", "run_ragged"),
+    tensors: str = _TENSORS,
+    scales: str = "qk_scale?:f32[.] v_scale?:f32[.]",
+    torch_name: str = "",
+    derived: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> Export:
     """Declare a run whose call makes its plan itself; ``derived`` are more public arguments."""
     return Export(
-        "attention",
-        "run_ragged",
-        "q:T=f16|bf16|f32[tokens,heads,head_dim_qk] k:U=e4m3|e5m2|T[kv_len,kv_heads,head_dim_qk] "
-        "v:U[kv_len,kv_heads,head_dim_vo] out!:T[tokens,heads,head_dim_vo] lse!?:f32[tokens,heads] "
+        *export,
+        f"{tensors}[tokens,heads,head_dim_vo] lse!?:f32[tokens,heads] "
         "packed_mask?:u8[bytes] mask_mode:int pos_encoding:int window_left:int "
         "logits_soft_cap:float(finite) sm_scale:float(finite) rope_scale:float(positive) "
-        "rope_theta:float(positive) out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.]",
+        f"rope_theta:float(positive) out_scale:float(finite) {scales}",
         derived={
             "k": lambda k: k.transpose(0, 1) if _is_hnd(k) else k,
             "v": lambda k, v: v.transpose(0, 1) if _is_hnd(k) else v,
@@ -191,16 +225,28 @@ def _export(name: str, **derived: Callable[..., Any]) -> Export:
         key="q.shape[-1], v.shape[-1], q.get_device()",
         around=_plan_and_run,
         reference=_reference,
-        torch_name=name,
+        function=name,
+        torch_name=torch_name or name,
     )
 
 
 #: A decode has neither a mask nor a choice of one.
 single_decode = _export(
-    "single_decode_with_kv_cache", q=lambda q, packed_mask, mask_mode: q.squeeze(0)
+    "single_decode_with_kv_cache",
+    derived={"q": lambda q, packed_mask, mask_mode: q.squeeze(0)},
 )
-single_prefill = _export(
+_PREFILL: dict[str, Callable[..., Any]] = {
+    "causal": lambda mask_mode: mask_mode == MaskMode.CAUSAL,
+    "packed_custom_mask": lambda packed_mask: packed_mask,
+}
+single_prefill = _export("single_prefill_with_kv_cache", derived=_PREFILL)
+#: Of queries, keys and values in e4m3, on Hopper.
+single_prefill_fp8 = _export(
     "single_prefill_with_kv_cache",
-    causal=lambda mask_mode: mask_mode == MaskMode.CAUSAL,
-    packed_custom_mask=lambda packed_mask: packed_mask,
+    ("attention_sm90_fp8", "run_ragged_sm90_fp8"),
+    "q:e4m3[tokens,heads,head_dim_qk] k:e4m3[kv_len,kv_heads,head_dim_qk] "
+    "v:e4m3[kv_len,kv_heads,head_dim_vo] out!:T=f16|bf16",
+    "qk_scale?:f32[qk_scales] v_scale?:f32[v_scales]",
+    "single_prefill_with_kv_cache_fp8",
+    _PREFILL,
 )

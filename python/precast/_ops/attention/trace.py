@@ -10,12 +10,12 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.mode import reference_mode
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch, registry
 
-_QO_HEADS = {"num_qo_heads": Const("h", multiple=1, sample=10)}
-_KV_HEADS = {"num_kv_heads": Const("kv", multiple=1, sample=5)}
-_HEAD_DIM = {"head_dim": Const("d", sample=64)}
-_TABLE: dict[str, Var | Const] = {
+QO_HEADS = {"num_qo_heads": Const("h", multiple=1, sample=10)}
+KV_HEADS = {"num_kv_heads": Const("kv", multiple=1, sample=5)}
+HEAD_DIM = {"head_dim": Const("d", sample=64)}
+TABLE: dict[str, Var | Const] = {
     "num_pages": Var("Pages of the cache.", sample=6),
     "page_size": Const("ps", multiple=1, sample=4),
     "batch_size": Var("Requests.", sample=3),
@@ -27,11 +27,11 @@ _TOKENS: dict[str, Var | Const] = {
     "len_indptr": Var("One more than requests.", sample=4),
 }
 LAYOUTS, BOTH = ("NHD", "HND"), (False, True)
-_SCORES = {"sm_scale": "float32", "window_left": "int32", "logits_soft_cap": "float32"}
+SCORES = {"sm_scale": "float32", "window_left": "int32", "logits_soft_cap": "float32"}
 _WORKSPACE = 64 << 20
 
 
-def _template(
+def attention_template(
     name: str,
     rows: list[str],
     layout: str,
@@ -39,7 +39,7 @@ def _template(
     inputs: Mapping[str, Tensor | Scalar],
     **more: Any,
 ) -> TraceTemplate:
-    """Make a template; ``rows`` are axes before the heads, ``more`` its other fields."""
+    """Make a template of one output; ``rows`` are axes before the heads, ``more`` other fields."""
     q = [*rows, "num_qo_heads", "head_dim"]
     outputs = {"output": Tensor(q, dtype_from="q")}
     if lse:
@@ -84,7 +84,7 @@ def single_trace(
 
     def template(layout: str, lse: bool, causal: bool) -> TraceTemplate:
         given = {"causal": causal, "kv_layout": "HND" if layout == "HND" else "", "return_lse": lse}
-        return _template(
+        return attention_template(
             name + ("_causal" if causal else ""),
             rows,
             layout,
@@ -92,17 +92,17 @@ def single_trace(
             {
                 "k": Tensor(entries_axes(layout, "kv_len")),
                 "v": Tensor(entries_axes(layout, "kv_len")),
-                **{option: Scalar(dtype) for option, dtype in _SCORES.items()},
+                **{option: Scalar(dtype) for option, dtype in SCORES.items()},
             },
             op_type="gqa_single",
             description=description,
             reference=reference,
             axes={
                 **{row: Var("Queries.") for row in rows},
-                **_QO_HEADS,
-                **_HEAD_DIM,
+                **QO_HEADS,
+                **HEAD_DIM,
                 "kv_len": Var("Tokens of the request."),
-                **_KV_HEADS,
+                **KV_HEADS,
             },
             fixed={option: value for option, value in given.items() if value},
         )
@@ -127,23 +127,24 @@ def batch_trace(
     """
     decode, ragged = "decode" in name, "ragged" in name
 
-    def template(packed: bool, layout: str, lse: bool, nvfp4: bool) -> TraceTemplate:
+    def template(form: tuple[bool, str, bool, bool, bool]) -> TraceTemplate:
+        packed, layout, lse, nvfp4, sinks = form
         axes: dict[str, Var | Const] = {
             "num_queries": Var("Queries of all requests.", sample=7 if ragged else 3),
-            **_QO_HEADS,
-            **_KV_HEADS,
-            **_HEAD_DIM,
-            **(_TOKENS if ragged else _TABLE),
+            **QO_HEADS,
+            **KV_HEADS,
+            **HEAD_DIM,
+            **(_TOKENS if ragged else TABLE),
         }
         entries = entries_axes(layout, "num_tokens" if ragged else "page_size")
         if ragged:
             inputs: dict[str, Tensor | Scalar] = {"k": Tensor(entries), "v": Tensor(entries)}
         else:
-            inputs = _caches(packed, nvfp4, entries, axes)
+            inputs = caches(packed, entries, axes, nvfp4=nvfp4)
         causal = Scalar("bool", param="self._causal")
-        qo_indptr = _table("len_indptr", "qo_indptr")
+        qo_indptr = table("len_indptr", "qo_indptr")
         if ragged:
-            kv_indptr = _table("len_indptr", "kv_indptr")
+            kv_indptr = table("len_indptr", "kv_indptr")
             inputs |= {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "causal": causal}
         else:
             if decode:
@@ -152,24 +153,27 @@ def batch_trace(
                 inputs |= {"qo_indptr": qo_indptr, "causal": causal}
             prefix = "" if decode else "paged_kv_"
             inputs |= {
-                f"{prefix}indptr": _table("len_indptr", "paged_kv_indptr"),
-                f"{prefix}indices": _table("num_kv_indices", "paged_kv_indices"),
-                f"{prefix}last_page_len": _table("batch_size", "paged_kv_last_page_len"),
+                f"{prefix}indptr": table("len_indptr", "paged_kv_indptr"),
+                f"{prefix}indices": table("num_kv_indices", "paged_kv_indices"),
+                f"{prefix}last_page_len": table("batch_size", "paged_kv_last_page_len"),
             }
-        scores = {option: Scalar(d, param=f"self._{option}") for option, d in _SCORES.items()}
-        return _template(
-            name + ("_packed" if packed else "") + ("_nvfp4" if nvfp4 else ""),
+        inputs |= planned_scores()
+        if sinks:
+            inputs["sinks"] = Tensor(["num_qo_heads"], dtype="float32")
+        words = {"_packed": packed, "_nvfp4": nvfp4, "_sinks": sinks}
+        return attention_template(
+            name + "".join(word for word, is_so in words.items() if is_so),
             ["num_queries"],
             layout,
             lse,
-            {**inputs, **scores},
+            inputs,
             axes=axes,
             fixed={"return_lse": True} if lse else {},
             of_reference={"kv_layout": layout, "return_lse": lse},
             op_type="gqa_ragged" if ragged else "gqa_paged",
             description=description,
             reference=reference,
-            fill=lambda call: _plan(call, layout, cls(), decode, in_graph=lse),
+            fill=lambda call: plan_pages(call, layout, cls(), decode, in_graph=lse),
         )
 
     def form_of(
@@ -177,52 +181,106 @@ def batch_trace(
         paged_kv_cache: Any = None,
         return_lse: Any = False,
         kv_cache_sf: Any = None,
+        sinks: Any = None,
         **others: Any,
-    ) -> tuple[bool, str, bool, bool]:
+    ) -> tuple[bool, str, bool, bool, bool]:
         packed = not (ragged or isinstance(paged_kv_cache, tuple))
         if kv_cache_sf is not None and packed == isinstance(kv_cache_sf, tuple):
             raise ValueError(
                 f"{name}: only calls with paged_kv_cache and kv_cache_sf in one form have a "
                 f"definition"
             )
-        return packed, self._kv_layout, bool(return_lse), kv_cache_sf is not None
+        is_nvfp4, has_sinks = kv_cache_sf is not None, sinks is not None
+        return packed, self._kv_layout, bool(return_lse), is_nvfp4, has_sinks
 
     both = (False,) if ragged else BOTH
-    return by_form(template, form_of, both, LAYOUTS, BOTH, both)
+    usual = itertools.product(both, LAYOUTS, BOTH, both, (False,))
+    with_sinks = [] if ragged else [(False, "NHD", True, False, True)]
+    return registry.by_form(form_of, template, [*usual, *with_sinks])
 
 
-def _caches(
-    packed: bool, nvfp4: bool, entries: list[str], axes: dict[str, Var | Const]
+def planned_scores(owner: str = "self", ending: str = "", *without: str) -> dict[str, Scalar]:
+    """Return the inputs of options that a plan has been given."""
+    return {
+        f"{option}{ending}": Scalar(dtype, param=f"{owner}._{option}")
+        for option, dtype in SCORES.items()
+        if option not in without
+    }
+
+
+def caches(
+    packed: bool,
+    entries: list[str],
+    axes: dict[str, Var | Const],
+    param: str = "paged_kv_cache",
+    ending: str = "",
+    nvfp4: bool = False,
 ) -> dict[str, Tensor | Scalar]:
     """Return a cache, one tensor or two, and with NVFP4 its scales; ``axes`` gets their sizes."""
     if packed:
         axes["kv"] = Const("", "Keys, values.", value="2")
-    kinds: list[tuple[str, str, str, str | None]] = [
-        ("paged_kv_cache", "cache", "head_dim", None),
-    ]
+    kinds: list[tuple[str, str, str, str | None]] = [(param, "cache", "head_dim", None)]
     if nvfp4:
         axes["packed_dim"] = Const("", value="head_dim // 2")
         axes["scale_dim"] = Const("", value="head_dim // 16")
         kinds = [
-            ("paged_kv_cache", "cache", "packed_dim", "uint8"),
+            (param, "cache", "packed_dim", "uint8"),
             ("kv_cache_sf", "scales", "scale_dim", "float8_e4m3fn"),
         ]
     inputs: dict[str, Tensor | Scalar] = {}
-    for param, what, columns, dtype in kinds:
+    for source, what, columns, dtype in kinds:
         rows = [*entries[:-1], columns]
         if packed:
-            inputs[param] = Tensor(["num_pages", "kv", *rows], dtype=dtype)
+            inputs[source] = Tensor(["num_pages", "kv", *rows], dtype=dtype)
             continue
         for item, part in enumerate("kv"):
-            inputs[f"{part}_{what}"] = Tensor(["num_pages", *rows], param, dtype, item=item)
+            name = f"{part}_{what}{ending}"
+            inputs[name] = Tensor(["num_pages", *rows], source, dtype, item=item)
     return inputs
 
 
-def _table(axis: str, attribute: str) -> Tensor:
-    return Tensor([axis], f"self._{attribute}_buf", "int32")
+def table(axis: str, attribute: str, owner: str = "self") -> Tensor:
+    """Return the input of a buffer that a plan has filled."""
+    return Tensor([axis], f"{owner}._{attribute}_buf", "int32")
 
 
-def _plan(call: dict[str, Any], layout: str, cls: Any, decode: bool, in_graph: bool) -> None:
+# -- plans of generated calls ---------------------------------------------------------------------
+
+
+def planning(q: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Plan by references where there is no GPU."""
+    return contextlib.nullcontext() if q.is_cuda else reference_mode()
+
+
+def workspace(q: torch.Tensor) -> torch.Tensor:
+    """Make a workspace beside ``q``."""
+    return torch.empty(_WORKSPACE if q.is_cuda else 64, dtype=torch.uint8, device=q.device)
+
+
+def heads_and_tokens(part: torch.Tensor, layout: str) -> tuple[int, int]:
+    """Return heads and tokens of keys, or of a page of them."""
+    heads, tokens = part.shape[-3:-1] if layout == "HND" else (part.shape[-2], part.shape[-3])
+    return heads, tokens
+
+
+def keys_of(cache: Any) -> torch.Tensor:
+    """Return the keys of a cache, two tensors or one."""
+    keys: torch.Tensor = cache[0] if isinstance(cache, tuple) else cache[:, 0]
+    return keys
+
+
+def page_table(
+    cache: Any, layout: str, indptr: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Divide all pages among the requests of ``indptr``; all of them are full."""
+    keys, count = keys_of(cache), indices.numel()
+    bounds = divided(count, indptr)
+    pages = (torch.arange(count, device=indices.device) % keys.shape[0]).int()
+    last = bounds.diff().clamp(max=1) * heads_and_tokens(keys, layout)[1]
+    return bounds, pages, last.int()
+
+
+def plan_pages(call: dict[str, Any], layout: str, cls: Any, decode: bool, in_graph: bool) -> None:
     """Put a planned wrapper in the place of its attributes; where there is no memory, they stay.
 
     One for CUDA graphs copies the lengths into buffers.
@@ -231,36 +289,36 @@ def _plan(call: dict[str, Any], layout: str, cls: Any, decode: bool, in_graph: b
     state._kv_layout = layout
     if q.is_meta:
         return
-    part = call["k"] if "k" in call else call["paged_kv_cache"]
-    if "k" not in call:
-        part = part[0] if isinstance(part, tuple) else part[:, 0]
-    tokens, heads = part.shape[-3:-1] if layout == "NHD" else (part.shape[-2], part.shape[-3])
-    lengths = [] if decode else [_indptr(q.shape[0], state._qo_indptr_buf)]
+    keys = call["k"] if "k" in call else keys_of(call["paged_kv_cache"])
+    heads, tokens = heads_and_tokens(keys, layout)
+    lengths = [] if decode else [divided(q.shape[0], state._qo_indptr_buf)]
     sizes = [q.shape[1], heads, q.shape[2]]
     if "k" in call:
-        lengths.append(_indptr(tokens, state._kv_indptr_buf))
+        lengths.append(divided(tokens, state._kv_indptr_buf))
     else:
-        count = state._paged_kv_indices_buf.numel()
-        pages = (torch.arange(count, device=q.device) % part.shape[0]).int()
-        last = torch.full_like(state._paged_kv_last_page_len_buf, tokens)
-        lengths += [_indptr(count, state._paged_kv_indptr_buf), pages, last]
+        indptr, indices = state._paged_kv_indptr_buf, state._paged_kv_indices_buf
+        lengths += page_table(call["paged_kv_cache"], layout, indptr, indices)
         sizes.append(tokens)  # The page size.
-    known = (*_SCORES, "causal")
-    options = {name: getattr(state, f"_{name}") for name in known if hasattr(state, f"_{name}")}
+    options = scores_of(state)
     held: list[Any] = []
     if in_graph:  # The constructor of a decode takes use_tensor_cores before its buffers.
         held = [True, *([False] if decode else []), *map(torch.zeros_like, lengths)]
-    space = torch.empty(_WORKSPACE if q.is_cuda else 64, dtype=torch.uint8, device=q.device)
-    wrapper = cls(space, layout, *held)
-    if part.dtype is torch.uint8:
-        options["kv_data_type"] = part.dtype
-    with contextlib.nullcontext() if q.is_cuda else reference_mode():
+    wrapper = cls(workspace(q), layout, *held)
+    if keys.dtype is torch.uint8:
+        options["kv_data_type"] = keys.dtype
+    with planning(q):
         wrapper.plan(*lengths, *sizes, **options, q_data_type=q.dtype)
     call["self"] = wrapper
 
 
-def _indptr(total: int, like: torch.Tensor) -> torch.Tensor:
-    """Divide ``total`` among the requests."""
+def scores_of(state: Any) -> dict[str, Any]:
+    """Return the options of scores among the attributes that a template reads."""
+    known = (*SCORES, "causal")
+    return {name: getattr(state, f"_{name}") for name in known if hasattr(state, f"_{name}")}
+
+
+def divided(total: int, like: torch.Tensor) -> torch.Tensor:
+    """Divide ``total`` among the requests whose bounds ``like`` has room for."""
     parts = like.numel() - 1
     bounds = [total * i // parts for i in range(parts + 1)]
     return torch.tensor(bounds, dtype=torch.int32, device=like.device)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
@@ -34,6 +36,25 @@ from precast._ops.attention.signature import checked_first
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
 _RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
+#: Types of options that ``forward()`` need not look at again.
+_USUAL = (bool, int, float, str, NoneType)
+_NOTHING_FORWARDED: tuple[Any, Any] = (None, None)
+
+
+class _Reads(NamedTuple):
+    """How a call of ``forward()`` is read: its options, and the arguments of ``run()``."""
+
+    options: Callable[[Any], tuple[Any, ...]]
+    names: tuple[str, ...]
+    arguments: Callable[[Any], tuple[Any, ...]]
+
+
+@functools.cache
+def _reads_of(given: type) -> _Reads:
+    """Make the readers of the arguments of one method, each of two names or more."""
+    options = [name for name in Scores._fields if hasattr(given, name)]
+    names = tuple(name for name in _RUN_ARGUMENTS if hasattr(given, name))
+    return _Reads(operator.attrgetter(*options), names, operator.attrgetter(*names))
 
 
 class AttentionWrapper(PlanAttributes):
@@ -81,11 +102,14 @@ class AttentionWrapper(PlanAttributes):
         self._pinned: torch.Tensor | None = None
         self._use_cuda_graph = use_cuda_graph
         self._fixed_batch_size = 0
+        self._latest_tokens: int | None = None  # queries of a run whose plan did not know them
         self._requested_backend = backend
         self._backend = backend
         self._jit_module = None
         self._cached_module: CachedModule | None = None
         self._sinks: torch.Tensor | None = None
+        #: The plan and the options of the latest call of ``forward()``.
+        self._forwarded = _NOTHING_FORWARDED
         self._plan = AttentionPlan(
             Model(),
             PlanShape(),
@@ -269,8 +293,16 @@ class AttentionWrapper(PlanAttributes):
         q_len: int | None,
         tokens: int | None = None,
     ) -> PlanShape:
-        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones."""
+        """Choose the kernels and the packed rows of a tile; a CUDA graph keeps the first ones.
+
+        ``q_len`` is the most queries of a request, ``tokens`` those of all; None is unknown. Where
+        both are, the requests of the run before are the best guess: see :meth:`_settle_tile`.
+        """
         heads, head_dims = shape[4:6], shape[6:8]
+        if q_len is None:
+            tokens = self._latest_tokens if tokens is None else tokens
+            if tokens is not None:
+                q_len = tiles.likely_q_len(tokens, shape.batch_size, heads[0] // heads[1])
         first = self._plan.shape
         invariant = shape.disable_split_kv or shape.fixed_split_size > 0
         if self._use_cuda_graph and first.block_m:
@@ -292,6 +324,27 @@ class AttentionWrapper(PlanAttributes):
             block_m = tiles.choose(q_len, tokens, *heads, head_dims, self.device)
         return shape._replace(block_m=block_m, sm90=False)
 
+    def _settle_tile(self, tokens: int) -> AttentionPlan:
+        """Return the plan for a first run of so many queries, divided again if its tile was wrong.
+
+        A captured run keeps the tile, because the division would be part of the graph.
+        """
+        plan = self._plan._replace(hints=self._plan.hints._replace(guesses_tile=False))
+        self._plan, self._latest_tokens = plan, tokens
+        if plan.int_workspace is None or self._is_capturing():
+            return plan
+        first = plan.shape._replace(block_m=0)
+        self._plan = plan._replace(shape=first)  # Under CUDA graphs, too, this is the first tile.
+        shape = self._with_tile(plan.model, first, None, tokens)
+        self._plan = plan
+        if shape != plan.shape:
+            self._divide_again(shape)
+        return self._plan
+
+    def _is_capturing(self) -> bool:
+        """Whether what is launched now becomes part of a CUDA graph."""
+        return self.device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""
         if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths[:3]):
@@ -310,7 +363,21 @@ class AttentionWrapper(PlanAttributes):
     # -- deprecated -------------------------------------------------------------------------------
 
     def _forward(self, given: Any, return_lse: bool = False) -> Any:
-        """Run with options of ``forward()`` in the place of the plan's, which they stay."""
+        """Run with options of ``forward()`` in the place of the plan's, which they stay.
+
+        Engines call it in every layer with the same options. Only the first call after a plan
+        looks at them, so that those behind it cost little more than ``run()``.
+        """
+        reads = _reads_of(type(given))
+        options = reads.options(given)
+        plan, known = self._forwarded
+        if plan is not self._plan or known != options:
+            return self._forward_anew(given, reads, return_lse)
+        arguments = dict(zip(reads.names, reads.arguments(given)))
+        return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+
+    def _forward_anew(self, given: Any, reads: _Reads, return_lse: bool) -> Any:
+        """Run with options that may not be those of the plan."""
         name, before, planned = self._name, self._plan, self._plan.shape
         options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
         if options["logits_soft_cap"] is None:
@@ -319,18 +386,22 @@ class AttentionWrapper(PlanAttributes):
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
         validation.check_rope(name, scores.rope_scale, scores.rope_theta)
-        arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
         if scores != before.scores:
             given.public_arguments.check(given._asdict())
             self._plan = before._replace(scores=scores, block=None)
         try:
             self._widen()
-            return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+            arguments = dict(zip(reads.names, reads.arguments(given)))
+            result = self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
         except RAW_KINDS:
             # A later run() would fail, too, or have other options. A wider division serves them.
             shape = self._plan.shape
             self._plan = before if shape is planned else before._replace(shape=shape, block=None)
             raise
+        # Options of other types, which compare equal, are looked at each time.
+        is_usual = all(type(value) in _USUAL for value in reads.options(given))
+        self._forwarded = (self._plan, reads.options(given)) if is_usual else _NOTHING_FORWARDED
+        return result
 
     def _widen(self) -> None:
         """Divide the work again if queries now see tokens that the plan has left out."""
@@ -390,5 +461,6 @@ def _model(
     dtypes_of_key = (computed,) if is_packed else (computed, kv)
     key = (*dtypes_of_key, *head_dims, device_index)
     converts_to = None if computed is q else computed
+    fp8_key = sm90.fp8_key((q, kv, computed), head_dims, device_index)
     is_like_q = o is q and head_dims[0] == head_dims[1]
-    return Model(q, kv, o, key, converts_to, o is computed, is_like_q, is_packed)
+    return Model(q, kv, o, key, converts_to, fp8_key, o is computed, is_like_q, is_packed)

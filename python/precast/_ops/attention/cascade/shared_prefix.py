@@ -12,12 +12,23 @@ from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention._docs import PAGED_RUN, PLAN, WRAPPER
-from precast._ops.attention.cascade.merge import merge_state_in_place
+from precast._ops.attention.batch_reference import (
+    batch_decode_with_paged_kv_cache_reference,
+    batch_prefill_with_paged_kv_cache_reference,
+)
+from precast._ops.attention.cascade.level_trace import shared_prefix_trace
+from precast._ops.attention.cascade.merge import (
+    merge_state_in_place,
+    merge_state_in_place_reference,
+)
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 from precast._ops.attention.parts import of_part, passed_on
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
-from precast._ops.attention.prefill.single import single_prefill_with_kv_cache
+from precast._ops.attention.prefill.single import (
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_reference,
+)
 from precast._ops.attention.signature import checked_first, gathers
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
@@ -43,6 +54,49 @@ Plans and runs the prefix, runs the rest, and merges: four launches. Allocates w
 outputs. Newer code uses :class:`MultiLevelCascadeAttentionWrapper`, which plans once for all
 layers.
 """
+
+
+def batch_decode_with_shared_prefix_reference(
+    q: torch.Tensor,
+    k_shared: torch.Tensor,
+    v_shared: torch.Tensor,
+    unique_kv_cache: Cache,
+    paged_kv_indptr: torch.Tensor,
+    paged_kv_indices: torch.Tensor,
+    paged_kv_last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+) -> torch.Tensor:
+    """:class:`BatchDecodeWithSharedPrefixPagedKVCacheWrapper` in plain PyTorch, in one call."""
+    table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    shared = single_prefill_with_kv_cache_reference(
+        q, k_shared, v_shared, kv_layout=kv_layout, return_lse=True
+    )
+    own = batch_decode_with_paged_kv_cache_reference(q, unique_kv_cache, *table, kv_layout)
+    return merge_state_in_place_reference(*shared, *own)[0]
+
+
+def batch_prefill_with_shared_prefix_reference(
+    q: torch.Tensor,
+    k_shared: torch.Tensor,
+    v_shared: torch.Tensor,
+    unique_kv_cache: Cache,
+    qo_indptr: torch.Tensor,
+    paged_kv_indptr: torch.Tensor,
+    paged_kv_indices: torch.Tensor,
+    paged_kv_last_page_len: torch.Tensor,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    kv_layout: str = "NHD",
+) -> torch.Tensor:
+    """:class:`BatchPrefillWithSharedPrefixPagedKVCacheWrapper` in plain PyTorch, in one call."""
+    table = qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    shared = single_prefill_with_kv_cache_reference(
+        q, k_shared, v_shared, kv_layout=kv_layout, sm_scale=sm_scale, return_lse=True
+    )
+    own = batch_prefill_with_paged_kv_cache_reference(
+        q, unique_kv_cache, *table, kv_layout, causal=causal, sm_scale=sm_scale
+    )
+    return merge_state_in_place_reference(*shared, *own)[0]
 
 
 class _UniqueDecode(BatchDecodeWithPagedKVCacheWrapper):
@@ -174,7 +228,13 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
             )
         return out
 
-    @precast_api
+    @precast_api(
+        trace=shared_prefix_trace(
+            "shared_prefix_decode",
+            batch_decode_with_shared_prefix_reference,
+            lambda: BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+        )
+    )
     @documented(_PREFIX, PAGED_RUN)
     @gathers(_attend)
     def forward(
@@ -284,7 +344,13 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
             merge_state_in_place(out, lse, *state)
         return out
 
-    @precast_api
+    @precast_api(
+        trace=shared_prefix_trace(
+            "shared_prefix_prefill",
+            batch_prefill_with_shared_prefix_reference,
+            lambda: BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+        )
+    )
     @documented(_PREFIX, PLAN, PAGED_RUN)
     @gathers(_attend, ("causal", "use_fp16_qk_reduction"))
     def forward(

@@ -14,7 +14,12 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.validation import check_rank
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
-from precast._ops.attention.cascade.merge import merge_state_in_place
+from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
+from precast._ops.attention.cascade.level_trace import levels_trace
+from precast._ops.attention.cascade.merge import (
+    merge_state_in_place,
+    merge_state_in_place_reference,
+)
 from precast._ops.attention.parts import of_part, passed_on, planned_together
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
@@ -27,6 +32,68 @@ _MOST_LEVELS = 256
 
 #: A tensor for each level.
 Levels: TypeAlias = "list[torch.Tensor]"
+
+
+def multi_level_cascade_attention_reference(
+    q: torch.Tensor,
+    paged_kv_cache: Cache,
+    qo_indptr_arr: Sequence[torch.Tensor],
+    paged_kv_indptr_arr: Sequence[torch.Tensor],
+    paged_kv_indices_arr: Sequence[torch.Tensor],
+    paged_kv_last_page_len: Sequence[torch.Tensor],
+    kv_layout: str = "NHD",
+    causal: bool = False,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """:class:`MultiLevelCascadeAttentionWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q, paged_kv_cache
+        As for ``run``, any device.
+    qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len
+        The levels, and so are the other arguments, as for ``plan``.
+
+    Returns
+    -------
+    torch.Tensor
+        The output. States of levels are rounded before they are merged, as those of kernels.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache = torch.zeros(1, 1, 4), torch.arange(2.0).view(2, 1, 1, 1, 1).expand(2, 2, 1, 1, 4)
+    >>> one, pages = torch.tensor([0, 1]), [torch.tensor([0]), torch.tensor([1])]
+    >>> tables = [one, one], [one, one], pages, [one[1:], one[1:]]
+    >>> multi_level_cascade_attention_reference(q, cache, *tables)[:, 0, 0]
+    tensor([0.5000])
+    """
+    last = len(qo_indptr_arr) - 1
+    merged = None
+    for level in [last, *range(last)]:
+        state = batch_prefill_with_paged_kv_cache_reference(
+            q,
+            paged_kv_cache,
+            qo_indptr_arr[level],
+            paged_kv_indptr_arr[level],
+            paged_kv_indices_arr[level],
+            paged_kv_last_page_len[level],
+            kv_layout,
+            causal=causal and level == last,
+            window_left=window_left,
+            logits_soft_cap=logits_soft_cap,
+            sm_scale=sm_scale,
+        )
+        merged = state if merged is None else merge_state_in_place_reference(*merged, *state)
+    assert merged is not None
+    return merged[0]
+
+
+_TRACE = levels_trace(
+    multi_level_cascade_attention_reference, lambda: MultiLevelCascadeAttentionWrapper
+)
 
 
 class _Level(BatchPrefillWithPagedKVCacheWrapper):
@@ -104,6 +171,8 @@ class MultiLevelCascadeAttentionWrapper:
     """
 
     _name = "MultiLevelCascadeAttentionWrapper"
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(multi_level_cascade_attention_reference)
 
     @precast_api
     @checked_first
@@ -145,6 +214,30 @@ class MultiLevelCascadeAttentionWrapper:
     def is_cuda_graph_enabled(self) -> bool:
         """Whether the wrapper was made for CUDA graphs."""
         return self._use_cuda_graph
+
+    # -- what traces read -------------------------------------------------------------------------
+
+    @property
+    def _last(self) -> _Level:
+        return self._batch_prefill_wrappers[-1]
+
+    @property
+    def _qo_indptr_arr(self) -> tuple[torch.Tensor, ...]:
+        return tuple(level._qo_indptr_buf for level in self._batch_prefill_wrappers)
+
+    @property
+    def _paged_kv_indptr_arr(self) -> tuple[torch.Tensor, ...]:
+        return tuple(level._paged_kv_indptr_buf for level in self._batch_prefill_wrappers)
+
+    @property
+    def _paged_kv_indices_arr(self) -> tuple[torch.Tensor, ...]:
+        return tuple(level._paged_kv_indices_buf for level in self._batch_prefill_wrappers)
+
+    @property
+    def _paged_kv_last_page_len(self) -> tuple[torch.Tensor, ...]:
+        return tuple(level._paged_kv_last_page_len_buf for level in self._batch_prefill_wrappers)
+
+    # -- plan -------------------------------------------------------------------------------------
 
     @checked_first
     def reset_workspace_buffer(
@@ -270,7 +363,7 @@ class MultiLevelCascadeAttentionWrapper:
 
     begin_forward = plan
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     @documented(RUN, PAGED_RUN)
     def run(self, q: torch.Tensor, paged_kv_cache: Cache) -> torch.Tensor:
         """Compute attention over all levels by the latest plan.

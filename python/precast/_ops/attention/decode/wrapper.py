@@ -199,7 +199,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
             or 256; default: as queries), of outputs
             (float16, bfloat16 or float32; default: as queries, so it must be given for queries of
             8 bits), and of both where they are None. Each run converts queries of 8 bits to 16, by
-            one more launch and into a new tensor.
+            one more launch and into a new tensor, unless kernels for Hopper multiply them as they
+            are: e4m3 with keys and values of e4m3, for many rows of a request.
         q_len_per_req : int
             Queries of every request, its newest tokens; each sees what is before it.
         is_causal : bool, optional

@@ -87,7 +87,8 @@ and nothing else but a missing output is allocated, so a call may be captured in
 replays read the lengths and tables of their time. A query that sees nothing has
 output 0 and log-sum-exp minus infinity; rows that belong to no request are left as they are, but
 for an output of another dtype than the queries. Queries of 8 bits are converted to 16 by one more
-launch, and so is an output of another dtype. A draft mask is read where it is, by the general
-kernels, and may change between the replays of a graph. Not differentiable. Source:
-arXiv:2501.01005, arXiv:2309.06180.
+launch, unless kernels for Hopper multiply them as they are (context attention of e4m3 with keys and
+values of e4m3, more than 64 rows), and so is an output of another dtype. A draft mask is read where
+it is, by the general kernels, and may change between the replays of a graph. Not differentiable.
+Source: arXiv:2501.01005, arXiv:2309.06180.
 """

@@ -2,13 +2,15 @@
 """What the public functions share: scales, outputs, and dtypes that no kernel has.
 
 Kernels take queries of 16 bits and write outputs of their dtype. Queries of 8 bits are converted
-before the kernel runs, and outputs of another dtype behind it, each by one more launch. The
-converted tensors lie at the end of the caller's workspace, so nothing is allocated for them.
+before the kernel runs, unless one for Hopper takes them as they are, and outputs of another dtype
+behind it, each by one more launch. The converted tensors lie at the end of the caller's workspace,
+so nothing is allocated for them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from precast._base.dtypes import canonicalize_torch_dtype, dtype_word
@@ -197,14 +199,16 @@ class Outputs:
     Attributes
     ----------
     query : torch.Tensor
-        The queries, of 16 bits.
+        The queries, of 16 bits or of e4m3.
     into : torch.Tensor
-        What the kernel writes, of the dtype of ``query``.
+        What the kernel writes, of 16 bits.
     workspace : torch.Tensor
         The part of the workspace that is left.
+    is_fp8 : bool
+        Whether the kernel takes queries of e4m3, and ``query`` is as it was given.
     """
 
-    __slots__ = ("_out", "into", "query", "workspace")
+    __slots__ = ("_out", "into", "is_fp8", "query", "workspace")
 
     def __init__(
         self,
@@ -214,8 +218,11 @@ class Outputs:
         out: torch.Tensor | None,
         workspace: torch.Tensor,
         out_dtype: Dtype = None,
+        multiplies_fp8: Callable[[torch.dtype], bool] | None = None,
     ) -> None:
+        """``multiplies_fp8`` says of a dtype of outputs whether there is a kernel for FP8."""
         dtype = query.dtype
+        self.is_fp8 = False
         wanted = dtype if out is None else out.dtype
         if out_dtype is not None:
             wanted = _out_dtype(words, out_dtype, out)
@@ -239,7 +246,9 @@ class Outputs:
         computed = validation.computed_dtype(dtype, values.dtype, wanted)
         if computed is not wanted:
             self.into = self.taken(words, shape, computed)
-        if computed is not dtype:
+        if computed is not dtype and multiplies_fp8 is not None:
+            self.is_fp8 = multiplies_fp8(computed)
+        if computed is not dtype and not self.is_fp8:
             self.query = self.taken(words, tuple(query.shape), computed)
             self.query.copy_(query)
 

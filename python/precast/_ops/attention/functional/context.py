@@ -7,12 +7,15 @@ al., arXiv:2309.06180 (pages).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
+from precast._ops.attention import sm90
 from precast._ops.attention.functional._docs import FUNCTIONAL, TABLES
 from precast._ops.attention.functional.call import (
     Outputs,
@@ -41,17 +44,16 @@ from precast.api_logging import precast_api
 from precast.trace import Scalar, Tensor, Var
 
 _WORDS = Words("trtllm_batch_context_with_kv_cache", q_bounds="cum_seq_lens_q", q_len="max_q_len")
-_EXPORT = paged_export(
-    _WORDS,
-    {
-        **DERIVED,
-        "bmm1_scale": lambda sm_scale, qk_scale, logits_soft_cap, is_alibi: (
-            sm_scale if qk_scale is None else qk_scale
-        ),
-        "batch_size": lambda seq_lens, mask: seq_lens.shape[0],
-        "return_lse": lambda lse: lse is not None,
-    },
-)
+_DERIVED: dict[str, Callable[..., Any]] = {
+    **DERIVED,
+    "bmm1_scale": lambda sm_scale, qk_scale, logits_soft_cap, is_alibi: (
+        sm_scale if qk_scale is None else qk_scale
+    ),
+    "batch_size": lambda seq_lens, mask: seq_lens.shape[0],
+    "return_lse": lambda lse: lse is not None,
+}
+_EXPORT = paged_export(_WORDS, _DERIVED)
+_EXPORT_FP8 = paged_export(_WORDS, _DERIVED, is_fp8=True)
 
 
 def trtllm_batch_context_with_kv_cache_reference(
@@ -249,10 +251,15 @@ def trtllm_batch_context_with_kv_cache(
     if return_lse and lse is None:
         lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
     values = k_cache if v_cache is None else v_cache
-    tensors = Outputs(_WORDS, query, values, out, workspace_buffer, out_dtype)
+    multiplies_fp8 = None
+    if query.dtype.itemsize == 1 and query.dim() == 3:
+        multiplies_fp8 = functools.partial(
+            sm90.takes_fp8, query, values, values.shape[-3 if kv_layout == "HND" else -2], max_q_len
+        )
+    tensors = Outputs(_WORDS, query, values, out, workspace_buffer, out_dtype, multiplies_fp8)
     result = attend_table(
         _WORDS,
-        _EXPORT,
+        _EXPORT_FP8 if tensors.is_fp8 else _EXPORT,
         tensors,
         k_cache,
         v_cache,

@@ -14,6 +14,7 @@ from precast._ops.attention.functional.launch import run_paged, run_ragged
 from precast._ops.attention.functional.reference import write_paged, write_ragged
 from precast._ops.paged._cache import LAYOUT_KIND, joined
 
+_Q = "T=f16|bf16|f32"
 _SCALES = (
     "logits_soft_cap:float(finite) is_alibi:bool sm_scale:float(finite) out_scale:float(finite) "
     "qk_scale?:f32[.] v_scale?:f32[.] enable_pdl:"
@@ -34,26 +35,32 @@ def _pdl(w: Words) -> str:
     return "pdl" if w.has_pdl else "pdl_on"
 
 
-def _rows(w: Words) -> tuple[str, str]:
-    """Return the declarations of queries and of outputs with a log-sum-exp."""
+def _rows(w: Words, is_fp8: bool = False) -> tuple[str, str, str]:
+    """Return the declarations of queries and of outputs with a log-sum-exp, and dtypes of keys."""
+    query, out, keys = ("e4m3", "T=f16|bf16", "e4m3") if is_fp8 else (_Q, "T", "U=e4m3|e5m2|T")
     return (
-        f"{w.query}:T=f16|bf16|f32[tokens,heads,head_dim_qk]",
-        f"{w.out}!:T[tokens,heads,head_dim_vo] lse!?:f32[tokens,heads]",
+        f"{w.query}:{query}[tokens,heads,head_dim_qk]",
+        f"{w.out}!:{out}[tokens,heads,head_dim_vo] lse!?:f32[tokens,heads]",
+        keys,
     )
 
 
 def paged_export(
-    w: Words, derived: Mapping[str, Callable[..., Any]] = DERIVED, name: str = ""
+    w: Words,
+    derived: Mapping[str, Callable[..., Any]] = DERIVED,
+    name: str = "",
+    is_fp8: bool = False,
 ) -> Export:
     """Declare attention over a block table; ``derived`` are public arguments of the function.
 
-    ``name`` is that of the torch op. Default: the function's.
+    ``name`` is that of the torch op. Default: the function's. ``is_fp8``: queries, keys and values
+    are e4m3, on Hopper.
     """
-    query, out = _rows(w)
+    query, out, keys = _rows(w, is_fp8)
+    name = name or w.function
     return Export(
-        "attention",
-        "run_paged",
-        f"{query} k_cache:U=e4m3|e5m2|T v_cache?:U {out} {w.workspace}!:u8|i8[bytes] "
+        *(("attention_sm90_fp8", "run_paged_sm90_fp8") if is_fp8 else ("attention", "run_paged")),
+        f"{query} k_cache:{keys} v_cache?:{keys.split('=')[0]} {out} {w.workspace}!:u8|i8[bytes] "
         f"{w.tables}:i32[table_rows,table_width] {w.lens}:i32[batch] {w.q_bounds}?:i32[batch+1] "
         f"{w.mask}?:u16[tokens,({w.q_len}+31)//32*2] {w.sinks}?:f32[heads] "
         f"kv_layout {w.q_len}:int causal:bool window_left:int {_SCALES}{_pdl(w)}",
@@ -64,18 +71,18 @@ def paged_export(
         write=lambda **given: write_paged(_paged(w, given)),
         check=lambda **given: check_paged(w, _paged(w, given)),
         function=w.function,
-        torch_name=name or w.function,
+        torch_name=f"{name}_fp8" if is_fp8 else name,
         derived=derived,
     )
 
 
 def ragged_export(w: Words, derived: Mapping[str, Callable[..., Any]], name: str) -> Export:
     """Declare attention over ragged keys and values."""
-    query, out = _rows(w)
+    query, out, keys = _rows(w)
     return Export(
         "attention",
         "run_ragged",
-        f"{query} k:U=e4m3|e5m2|T[rows,kv_heads,head_dim_qk] v:U[rows,kv_heads,head_dim_vo] {out} "
+        f"{query} k:{keys}[rows,kv_heads,head_dim_qk] v:U[rows,kv_heads,head_dim_vo] {out} "
         f"{w.workspace}!:u8|i8[bytes] {w.q_bounds}:i32[bounds] {w.kv_bounds}:i32[bounds] "
         f"{w.sinks}?:f32[heads] {w.q_len}:int causal:bool window_left:int {_SCALES}{_pdl(w)}",
         key=f"{w.query}.shape[-1], v.shape[-1], {w.query}.get_device()",

@@ -53,6 +53,7 @@ def run_paged(
     # Why in this form: it is half of what a call costs.
     key = (
         query.shape,
+        query.dtype,
         k_cache.shape,
         k_cache.dtype,
         None if v_cache is None else v_cache.shape,
@@ -97,6 +98,7 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
     device = c.query.get_device()
     key = (
         c.query.shape,
+        c.query.dtype,
         c.k.shape,
         c.k.dtype,
         c.v.shape,
@@ -155,8 +157,8 @@ def _packed(
             *dims,
             c.query.get_device(),
         )
-        if shape.sm90
-        else None
+        if shape.sm90 and c.query.dtype.itemsize > 1
+        else None  # Where queries are of 8 bits, the export is of those kernels.
     )
     slopes = alibi_slopes(shape.num_qo_heads, device) if c.is_alibi else None
     kernels.pack_plan[c.query.get_device(),](

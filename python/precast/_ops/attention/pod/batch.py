@@ -13,9 +13,11 @@ from precast._op.docs import documented
 from precast._op.scalars import RAW_KINDS
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
+from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.lengths import pairs_of_requests
 from precast._ops.attention.parts import of_part, passed_on, planned_together
 from precast._ops.attention.plan import NO_MASK, Dtype
+from precast._ops.attention.pod.trace import batch_pod_trace
 from precast._ops.attention.pod.wrapper import DECODE, PREFILL
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.run import Scale
@@ -33,25 +35,94 @@ _TABLES = {
 _RENAMED = {name: f"{name}_p" for name in ("q", "custom_mask", "packed_custom_mask")}
 
 
+def batch_pod_with_paged_kv_cache_reference(
+    q_p: torch.Tensor,
+    paged_kv_cache_p: Cache,
+    qo_indptr_p: torch.Tensor,
+    kv_indptr_p: torch.Tensor,
+    kv_indices_p: torch.Tensor,
+    last_page_len_p: torch.Tensor,
+    q_d: torch.Tensor,
+    paged_kv_cache_d: Cache,
+    qo_indptr_d: torch.Tensor,
+    kv_indptr_d: torch.Tensor,
+    kv_indices_d: torch.Tensor,
+    last_page_len_d: torch.Tensor,
+    causal_p: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    kv_layout: str = "NHD",
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """:class:`BatchPODWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, causal_p
+        As for ``run``, any device.
+    qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p : torch.Tensor
+        The batch of the prefill, as for ``plan``, and so are the other options.
+    qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d : torch.Tensor
+        The batch of the decode.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The outputs, and behind them the log-sum-exps if they are asked for.
+    """
+    out_p, lse_p = batch_prefill_with_paged_kv_cache_reference(
+        q_p,
+        paged_kv_cache_p,
+        qo_indptr_p,
+        kv_indptr_p,
+        kv_indices_p,
+        last_page_len_p,
+        kv_layout,
+        causal=causal_p,
+        window_left=window_left,
+        sm_scale=sm_scale,
+    )
+    out_d, lse_d = batch_prefill_with_paged_kv_cache_reference(
+        q_d,
+        paged_kv_cache_d,
+        qo_indptr_d,
+        kv_indptr_d,
+        kv_indices_d,
+        last_page_len_d,
+        kv_layout,
+        window_left=window_left,
+        sm_scale=sm_scale,
+    )
+    return out_p, out_d, *([lse_p, lse_d] if return_lse else [])
+
+
 class _Part(BatchPrefillWithPagedKVCacheWrapper):
     """One of the two, with errors of the whole."""
 
     _name = "BatchPODWithPagedKVCacheWrapper"
 
+    #: Whether the latest run was causal, as the next one will be.
+    was_causal = True
+
     def use_mask(
         self, causal: bool, custom_mask: torch.Tensor | None, packed_mask: torch.Tensor | None
     ) -> None:
-        """Change the plan to one with this mask; its division of work holds for any."""
+        """Change the plan to one with this mask, and divide its work again if that needs it."""
         self._causal = causal
-        before = self._plan
-        if custom_mask is None and packed_mask is None:
-            if before.mask.is_used:
-                self._plan = before._replace(mask=NO_MASK, block=None)
-            return
-        given = _Masks(custom_mask, packed_mask)
-        sizes = pairs_of_requests(*before.tables[:3], before.shape.page_size)
-        mask, _ = self._mask(given, sizes)
-        self._plan = before._replace(mask=mask, block=None)
+        before, is_masked = self._plan, not (custom_mask is None and packed_mask is None)
+        if is_masked:
+            given = _Masks(custom_mask, packed_mask)
+            sizes = pairs_of_requests(*before.tables[:3], before.shape.page_size)
+            mask, _ = self._mask(given, sizes)
+            self._plan = before._replace(mask=mask, block=None)
+        elif before.mask.is_used:
+            self._plan = before._replace(mask=NO_MASK, block=None)
+        is_causal = causal and not is_masked
+        if is_causal and not before.shape.causal and not self._is_capturing():
+            # Half of the work. Not in a CUDA graph, which would divide it in each replay.
+            self._divide_again(before.shape._replace(causal=True))
+        self._widen()
+        self.was_causal = is_causal
 
 
 class _Masks:
@@ -93,6 +164,8 @@ class BatchPODWithPagedKVCacheWrapper:
     """
 
     _name = "BatchPODWithPagedKVCacheWrapper"
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(batch_pod_with_paged_kv_cache_reference)
 
     @precast_api
     @checked_first
@@ -124,8 +197,9 @@ class BatchPODWithPagedKVCacheWrapper:
                 table = {
                     theirs: getattr(given, f"{name}_{ending}") for name, theirs in _TABLES.items()
                 }
+                causal = part is self._prefill and part.was_causal
                 with of_part(words, **{name: f"{name}_{ending}" for name in _TABLES}):
-                    part.plan(**passed_on(plan, given, **table, **more))
+                    part.plan(**passed_on(plan, given, **table, **more, causal=causal))
 
     @precast_api
     @documented(PLAN)
@@ -177,7 +251,8 @@ class BatchPODWithPagedKVCacheWrapper:
         Notes
         -----
         Lengths on the device stay there: nothing is copied to the host or waited for. The mask of
-        the prefill is not known yet, so its work is divided as if every query saw all tokens.
+        the prefill is not known yet: its work is divided as for the latest run, causal at first. A
+        run with another mask divides it again.
         """
 
     begin_forward = plan
@@ -203,14 +278,22 @@ class BatchPODWithPagedKVCacheWrapper:
                     **options,
                 )
         except RAW_KINDS:
-            prefill._plan = before
+            # The workspace holds the latest division, which the next run finds in the shape.
+            shape = prefill._plan.shape
+            prefill._plan = (
+                before if shape == before.shape else before._replace(shape=shape, block=None)
+            )
             raise
         if given.return_lse:
             (out_p, lse_p), (out_d, lse_d) = of_prefill, of_decode
             return (out_p, out_d), (lse_p, lse_d)
         return of_prefill, of_decode
 
-    @precast_api
+    @precast_api(
+        trace=batch_pod_trace(
+            batch_pod_with_paged_kv_cache_reference, lambda: BatchPODWithPagedKVCacheWrapper
+        )
+    )
     @documented(RUN, PAGED_RUN)
     @gathers(_run_parts)
     def run(

@@ -14,10 +14,15 @@ from precast._op.docs import documented
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.backends import refuse_code
+from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 from precast._ops.attention.parts import of_part, passed_on
 from precast._ops.attention.plan import Dtype
-from precast._ops.attention.prefill.single import single_prefill_with_kv_cache
+from precast._ops.attention.pod.trace import pod_trace
+from precast._ops.attention.prefill.single import (
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_reference,
+)
 from precast._ops.attention.run import Scale, check_other_options
 from precast._ops.attention.signature import checked_first, gathers
 from precast._ops.paged._cache import Cache
@@ -35,6 +40,62 @@ _PLANNED = {
     "rope_theta_d": (None, "_rope_theta"),
     "kv_layout_d": ("NHD", "_kv_layout"),
 }
+
+
+def pod_with_paged_kv_cache_reference(
+    q_p: torch.Tensor,
+    k_p: torch.Tensor,
+    v_p: torch.Tensor,
+    q_d: torch.Tensor,
+    paged_kv_cache_d: Cache,
+    indptr_d: torch.Tensor,
+    indices_d: torch.Tensor,
+    last_page_len_d: torch.Tensor,
+    causal_p: bool = False,
+    kv_layout_p: str = "NHD",
+    sm_scale_p: float | None = None,
+    window_left_p: int = -1,
+    return_lse_p: bool = False,
+    kv_layout_d: str = "NHD",
+    sm_scale_d: float | None = None,
+    window_left_d: int = -1,
+    return_lse_d: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """:class:`PODWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q_p, k_p, v_p, q_d, paged_kv_cache_d
+        As for ``run``, any device, and so are the options that end with ``_p``.
+    indptr_d, indices_d, last_page_len_d : torch.Tensor
+        The page table of the decode, as for ``plan``, and so are the options that end with ``_d``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The outputs, and behind them the log-sum-exps that are asked for.
+    """
+    out_p, lse_p = single_prefill_with_kv_cache_reference(
+        q_p,
+        k_p,
+        v_p,
+        causal=causal_p,
+        kv_layout=kv_layout_p,
+        sm_scale=sm_scale_p,
+        window_left=window_left_p,
+        return_lse=True,
+    )
+    out_d, lse_d = batch_decode_with_paged_kv_cache_reference(
+        q_d,
+        paged_kv_cache_d,
+        indptr_d,
+        indices_d,
+        last_page_len_d,
+        kv_layout_d,
+        window_left=window_left_d,
+        sm_scale=sm_scale_d,
+    )
+    return out_p, out_d, *([lse_p] if return_lse_p else []), *([lse_d] if return_lse_d else [])
 
 
 class _Decode(BatchDecodeWithPagedKVCacheWrapper):
@@ -75,6 +136,8 @@ class PODWithPagedKVCacheWrapper:
     """
 
     _name = "PODWithPagedKVCacheWrapper"
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(pod_with_paged_kv_cache_reference)
 
     @precast_api
     @checked_first
@@ -193,7 +256,9 @@ class PODWithPagedKVCacheWrapper:
         names = ("causal_p", "causal_d", "return_lse_p", "return_lse_d", "use_fp16_qk_reduction")
         validation.check_flags(f"{self._name}.run", **{n: getattr(given, n) for n in names})
 
-    @precast_api
+    @precast_api(
+        trace=pod_trace(pod_with_paged_kv_cache_reference, lambda: PODWithPagedKVCacheWrapper)
+    )
     @documented(RUN, PAGED_RUN)
     @gathers(_run_parts, ("window_left_d",))
     def run(

@@ -16,9 +16,11 @@ from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN
+from precast._ops.attention.batch_reference import batch_attention_reference
 from precast._ops.attention.plan import Dtype, PlanField, Tables
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.prefill.trace import mixed_trace
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import checked_first, gathers, public_arguments
 from precast._ops.paged._cache import Cache
@@ -26,6 +28,7 @@ from precast.api_logging import precast_api
 
 #: Arguments of plan() that are compared, or whose truth counts.
 _UNREAD = ("causal", "head_dim_vo", "use_profiler")
+_TRACE = mixed_trace(batch_attention_reference, lambda: BatchAttention)
 
 
 @documented(PLAN)
@@ -78,6 +81,9 @@ class BatchAttention(PrefillPlan):
     _cache_argument = "kv_cache"
     _kv_indptr_buf = PlanField("tables", "kv_indptr")
     _kv_indices = PlanField("tables", "kv_indices")
+    _kv_len_arr = PlanField("tables", "kv_len")
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(batch_attention_reference)
 
     @precast_api
     @checked_first
@@ -161,7 +167,7 @@ class BatchAttention(PrefillPlan):
         they are.
         """
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     @documented(RUN, PAGED_RUN)
     def run(
         self,

@@ -292,6 +292,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             running.check_window(self, window_left)
         if args and self._takes_sinks:
             (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
+        if args:
+            args, q_scale, k_scale, v_scale = running.scale_arguments(
+                self, args, q_scale, k_scale, v_scale
+            )
         scales = kv_cache_sf
         if self._plan.model.is_packed:
             kv_cache_sf = None  # No option of other backends.

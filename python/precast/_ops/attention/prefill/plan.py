@@ -105,7 +105,11 @@ class PrefillPlan(AttentionWrapper):
         mask, fill = self._mask(given, sizes)
         # A graph may run by a later plan with fewer queries, but not where all have as many.
         pads = self._use_cuda_graph and not is_uniform
-        hints = Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads)
+        is_first = not (self._use_cuda_graph and self._plan.shape.block_m)
+        guesses = shape.rows < 0 and max_q_len is None and is_first
+        hints = Hints(
+            max_q_len, max_kv_len, most_rows, given.block_tables, pads, guesses_tile=guesses
+        )
         tables, non_blocking = self._plan.tables, given.non_blocking
         if not self._use_cuda_graph:
             tables = Tables(

@@ -253,6 +253,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         sinks = None
         if args and self._takes_sinks:
             (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
+        if args:
+            args, q_scale, k_scale, v_scale = running.scale_arguments(
+                self, args, q_scale, k_scale, v_scale
+            )
         if args or not (kv_cache_sf is o_scale is None):
             is_one = isinstance(o_scale, (int, float)) and o_scale == 1.0
             running.check_other_options(

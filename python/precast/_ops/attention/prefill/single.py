@@ -86,6 +86,13 @@ def _check_mask(
         )
 
 
+def _product(of_heads: torch.Tensor | None, scale: Scale) -> Scale:
+    """Return both scales as one."""
+    if of_heads is None or scale is None:
+        return scale if of_heads is None else of_heads
+    return of_heads * scale
+
+
 @supported_compute_capability([10 * FA3_CAPABILITY[0] + FA3_CAPABILITY[1]])
 def _fa3(backend: str, **others: Any) -> bool:
     return True
@@ -143,8 +150,9 @@ def single_prefill_with_kv_cache(
     Parameters
     ----------
     q : torch.Tensor
-        ``[qo_len, num_qo_heads, head_dim_qk]``, float16 or bfloat16, on a CUDA device; stride 1 in
-        the last dimension, any in the others.
+        ``[qo_len, num_qo_heads, head_dim_qk]``, float16 or bfloat16, or with an ``o_dtype``
+        float8_e4m3fn or float8_e5m2, on a CUDA device; stride 1 in the last dimension, any in the
+        others.
     k : torch.Tensor
         ``[kv_len, num_kv_heads, head_dim_qk]`` in layout ``NHD``,
         ``[num_kv_heads, kv_len, head_dim_qk]`` in ``HND``; of the dtype of ``q``, float8_e4m3fn or
@@ -152,8 +160,9 @@ def single_prefill_with_kv_cache(
     v : torch.Tensor
         The same with ``head_dim_vo``. Both dimensions are 64, 80, 96, 128, 256 or 512, or they are
         192 and 128.
-    scale_q, scale_k, scale_v : None
-        Of queries of 8 bits, which are not supported.
+    scale_q, scale_k, scale_v : torch.Tensor, optional
+        Of queries of 8 bits and their keys and values: one positive number, or one for each head,
+        ``[num_qo_heads]`` and ``[num_kv_heads]``, float32 on the device. Default: 1.
     o_dtype : torch.dtype, optional
         Of the output. Default: that of ``q``; another one costs a kernel of its own.
     custom_mask : torch.Tensor, optional
@@ -203,16 +212,21 @@ def single_prefill_with_kv_cache(
     name = "single_prefill_with_kv_cache"
     check_backend(name, backend, q.device)
     check_flags(name, use_fp16_qk_reduction=use_fp16_qk_reduction)
-    names = ("scale_q", "scale_k", "scale_v", "kv_cache_sf")
-    for option, value in zip(names, (scale_q, scale_k, scale_v, kv_cache_sf)):
-        if value is not None:
-            raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
+    if kv_cache_sf is not None:
+        raise NotImplementedError(f"{name}: kv_cache_sf must be None: no kernel here has it")
+    for option, value in (("scale_q", scale_q), ("scale_k", scale_k), ("scale_v", scale_v)):
+        if value is not None and q.dtype.itemsize > 1:
+            raise ValueError(
+                f"{name}: {option} must be None for queries of {q.dtype}: it is of queries of 8 "
+                f"bits. Fix: pass k_scale or v_scale, or multiply sm_scale"
+            )
+    k_scale, v_scale = _product(scale_k, k_scale), _product(scale_v, v_scale)
     masked = custom_mask is not None or packed_custom_mask is not None
     if masked and q.dim() == k.dim() == 3:
         _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
     if custom_mask is not None and packed_custom_mask is None:
         packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
-    mask, cap, scales = packed_custom_mask, logits_soft_cap, (None, k_scale, v_scale)
+    mask, cap, scales = packed_custom_mask, logits_soft_cap, (scale_q, k_scale, v_scale)
     scores = Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
     o_dtype = q.dtype if o_dtype is None else o_dtype
     out, lse = run_single(

@@ -9,11 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
+from precast._ops.attention.backends import sink_arguments
+from precast._ops.attention.batch_reference import batch_attention_with_sinks_reference
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
+from precast._ops.attention.prefill.trace import sink_trace
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import checked_first, public_arguments, returning_lse
 from precast._ops.paged._cache import Cache
+from precast.api_logging import precast_api
+
+_TRACE = sink_trace(
+    batch_attention_with_sinks_reference, lambda: BatchAttentionWithAttentionSinkWrapper
+)
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
@@ -59,6 +67,8 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
 
     _name = "BatchAttentionWithAttentionSinkWrapper"
     _takes_sinks = True
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(batch_attention_with_sinks_reference)
     _run_arguments = public_arguments(BatchPrefillWithPagedKVCacheWrapper.run, f"{_name}.run")
 
     @checked_first
@@ -95,6 +105,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             backend,
         )
 
+    @precast_api(trace=_TRACE)
     def run(  # type: ignore[override]
         self,
         q: torch.Tensor,
@@ -103,6 +114,8 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         sm_scale: float | None = None,
         *,
         q_scale: Scale = None,
+        return_lse: bool = False,
+        sinks: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Compute attention by the latest plan, with sinks.
@@ -116,7 +129,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             none.
         sm_scale : float, optional
             The scale of the logits, in the place of the plan's. Default: the plan's.
-        q_scale, **options
+        q_scale, return_lse, sinks, **options
             As for :meth:`BatchPrefillWithPagedKVCacheWrapper.run`.
 
         Returns
@@ -129,6 +142,9 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         TypeError, ValueError
             As there; if ``sink`` and ``sinks`` are both given, or ``sm_scale`` is not finite.
         """
-        return super().run(q, paged_kv_cache, sink, sm_scale, q_scale=q_scale, **options)
+        sinks, q_scale = sink_arguments(self, (sink, sm_scale), sinks, q_scale)
+        return super().run(
+            q, paged_kv_cache, q_scale=q_scale, return_lse=return_lse, sinks=sinks, **options
+        )
 
     run_return_lse = returning_lse(run)

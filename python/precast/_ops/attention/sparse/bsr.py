@@ -14,9 +14,11 @@ from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.parts import of_part, passed_on
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
+from precast._ops.attention.reference import paged_requests, reference_outputs
 from precast._ops.attention.run import check_other_options
 from precast._ops.attention.signature import checked_first, gathers, public_arguments
 from precast._ops.attention.sparse.layout import convert_bsr_mask_layout
+from precast._ops.attention.sparse.trace import blocks_trace
 from precast.api_logging import precast_api
 
 #: Arguments of ``plan()`` for kernels that are not here.
@@ -32,6 +34,63 @@ _NAMES = {
     "custom_mask": "mask",
     "packed_custom_mask": "packed_mask",
 }
+
+
+def block_sparse_attention_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    R: int,  # noqa: N803
+    C: int,  # noqa: N803
+    packed_mask: torch.Tensor | None = None,
+    mask_indptr: torch.Tensor | None = None,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    return_lse: bool = False,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BlockSparseAttentionWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        As for ``run``, any device.
+    indptr, indices, R, C, packed_mask
+        The matrix, and so are the other options, as for ``plan``.
+    mask_indptr : torch.Tensor, optional
+        ``[ceil(M / R) + 1]``: where the bytes of each block row start in ``packed_mask``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k = torch.zeros(2, 1, 4), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 4)
+    >>> rows, blocks = torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1])
+    >>> block_sparse_attention_reference(q, k, k, rows, blocks, 1, 1)[:, 0, 0]
+    tensor([0.0000, 0.5000])
+    """
+    pages = k.unflatten(0, (-1, C)), v.unflatten(0, (-1, C))
+    bounds = [min(row * R, q.shape[0]) for row in range(indptr.numel())]
+    last = (indptr.diff() > 0).int() * C
+    out, lse = reference_outputs(
+        q,
+        paged_requests(*pages, bounds, indptr, indices, last),
+        v.shape[-1],
+        causal=causal and packed_mask is None,
+        sm_scale=sm_scale,
+        logits_soft_cap=logits_soft_cap,
+        packed_mask=packed_mask,
+        mask_indptr=mask_indptr,
+        return_lse=True,
+        o_dtype=None,
+    )
+    out = out.to(o_dtype or q.dtype)  # Kernels write the dtype of queries, which is then copied.
+    return (out, lse) if return_lse else out
+
+
+_TRACE = blocks_trace(block_sparse_attention_reference, lambda: BlockSparseAttentionWrapper)
 
 
 class BlockRows(BatchPrefillWithPagedKVCacheWrapper):
@@ -77,6 +136,8 @@ class BlockSparseAttentionWrapper:
     """
 
     _name = "BlockSparseAttentionWrapper"
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(block_sparse_attention_reference)
 
     @precast_api
     @checked_first
@@ -267,7 +328,7 @@ class BlockSparseAttentionWrapper:
             check_tokens(name, argument, x, (self.N, shape.num_kv_heads, shape.head_dim_qk))
         return k.unflatten(0, pages), v.unflatten(0, pages)
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     @documented(RUN)
     def run(
         self,

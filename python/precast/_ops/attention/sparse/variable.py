@@ -17,12 +17,70 @@ from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.parts import of_part, passed_on
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
+from precast._ops.attention.reference import paged_requests, reference_outputs
 from precast._ops.attention.signature import checked_first, gathers, public_arguments
 from precast._ops.attention.sparse.bsr import BlockRows, check_tokens
+from precast._ops.attention.sparse.trace import variable_blocks_trace
 from precast.api_logging import precast_api
 
 #: The most tokens of a page. Larger ones save nothing.
 _MOST_PAGE = 128
+
+
+def variable_block_sparse_attention_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_mask_map: torch.Tensor,
+    block_row_sz: torch.Tensor,
+    block_col_sz: torch.Tensor,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`VariableBlockSparseAttentionWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        As for ``run``, any device.
+    block_mask_map, block_row_sz, block_col_sz : torch.Tensor
+        The matrix, and so are the other options, as for ``plan``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k = torch.zeros(1, 2, 4), torch.arange(4.0).view(1, 4, 1).expand(1, 4, 4)
+    >>> mask, rows, columns = torch.tensor([[[1, 0], [1, 1]]]), torch.ones(1, 2), [[1, 3]]
+    >>> blocks = mask, rows.int(), torch.tensor(columns)
+    >>> variable_block_sparse_attention_reference(q, k, k, *blocks)[0, :, 0]
+    tensor([0.0000, 1.5000])
+    """
+    kv_heads, kv_len, dim = k.shape
+    rows = q.unflatten(0, (kv_heads, -1)).transpose(1, 2).flatten(0, 1)
+    # Each row of each head is a request, and each key a page.
+    indptr, indices = _page_table(block_mask_map != 0, block_col_sz.to(torch.int64))
+    pages = k.reshape(kv_heads * kv_len, 1, 1, dim), v.reshape(kv_heads * kv_len, 1, 1, -1)
+    bounds = [0, *block_row_sz.flatten().cumsum(0).tolist()]
+    last = indptr.diff().clamp(max=1)
+    out, lse = reference_outputs(
+        rows,
+        paged_requests(*pages, bounds, indptr, indices, last),
+        v.shape[-1],
+        causal=causal,
+        sm_scale=sm_scale,
+        logits_soft_cap=logits_soft_cap,
+        return_lse=True,
+        o_dtype=None,
+    )
+    by_head = [x.unflatten(0, (kv_heads, -1)).transpose(1, 2).flatten(0, 1) for x in (out, lse)]
+    return (by_head[0], by_head[1]) if return_lse else by_head[0]
+
+
+_TRACE = variable_blocks_trace(
+    variable_block_sparse_attention_reference, lambda: VariableBlockSparseAttentionWrapper
+)
 
 
 class _BlockRows(BlockRows):
@@ -51,6 +109,8 @@ class VariableBlockSparseAttentionWrapper:
     """
 
     _name = "VariableBlockSparseAttentionWrapper"
+    #: The same in plain PyTorch, in one call.
+    reference = staticmethod(variable_block_sparse_attention_reference)
 
     @precast_api
     @checked_first
@@ -58,6 +118,10 @@ class VariableBlockSparseAttentionWrapper:
         self._rows = _BlockRows(float_workspace_buffer, backend=backend)
         #: Query heads, KV heads, queries and keys of a head; of the latest plan.
         self._sizes = (0, 0, 0, 0)
+        #: What it was given, which traces read.
+        self._block_mask_map: torch.Tensor | None = None
+        self._block_row_sz: torch.Tensor | None = None
+        self._block_col_sz: torch.Tensor | None = None
 
     @checked_first
     @documented(BatchPrefillWithPagedKVCacheWrapper.reset_workspace_buffer)
@@ -112,6 +176,8 @@ class VariableBlockSparseAttentionWrapper:
             plan = BatchPrefillWithPagedKVCacheWrapper.plan
             self._rows.plan(**passed_on(plan, given, **tables, **more))
         self._sizes = (*heads, qo_len, kv_len)
+        self._block_mask_map = mask
+        self._block_row_sz, self._block_col_sz = given.block_row_sz, given.block_col_sz
 
     @precast_api
     @documented(PLAN)
@@ -216,7 +282,7 @@ class VariableBlockSparseAttentionWrapper:
             return self._returned(result[0], out), self._returned(result[1], lse)
         return self._returned(result, out)
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     @documented(RUN)
     @gathers(_attend, ("lse", "return_lse"))
     def run(
