@@ -55,7 +55,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             yield ragged(batch(count, tokens, tuple(heads), **more), f"{count} x {tokens}")
             if not more:
                 yield paged(batch(count, tokens, tuple(heads)), f"{count} x {tokens}")
-    for count, tokens in ((1, 4096), (1, 16384), (8, 2048)):
+    for count, tokens in SIZES:
         in_e4m3 = batch(count, tokens)._replace(kv_dtype=torch.float8_e4m3fn)
         yield ragged(in_e4m3, f"{count} x {tokens}")
         yield paged(in_e4m3, f"{count} x {tokens}")

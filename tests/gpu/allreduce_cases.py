@@ -26,7 +26,7 @@ class Case(NamedTuple):
     pattern: int
     dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int  # elements by which all tensors are unaligned
+    offset: int  # elements by which all tensors are unaligned; -1: those of ranks with odd numbers
     group_size: int
     use_oneshot: bool | None
     weight_bias: float
@@ -43,6 +43,7 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
     if dtype == torch.float32:
         pattern = numbers.choice((0, 1))
     group_size = numbers.choice((16, 32, 64, 128))
+    shape: tuple[int, ...]
     if pattern == 0:
         shape = (numbers.choice((1, 7, 8, 100, 4096, 8193, 65536, numbers.randint(1, most))),)
     else:
@@ -57,7 +58,7 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
         pattern,
         dtype,
         shape,
-        numbers.choice((0, 0, 0, 1)),
+        numbers.choice((0, 0, 0, 1, -1)),
         group_size,
         numbers.choice((None, True, False)),
         numbers.choice((0.0, 1.0, 0.25)),
@@ -66,6 +67,11 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
         numbers.random() < 0.5,
         numbers.choice(("", "", "", "sentinel", "nan", "zeros")),
     )
+
+
+def of_rank(case: Case, rank: int) -> Case:
+    """Return the case of one rank, which differs in alignment alone."""
+    return case._replace(offset=rank % 2) if case.offset < 0 else case
 
 
 def new(case: Case, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -111,8 +117,8 @@ class Call:
         rows, hidden = case.shape
         self.residual = new(case)
         self.residual.copy_(torch.randn(case.shape, device="cuda", generator=common))
-        gamma = torch.randn(hidden + case.offset, device="cuda", generator=common).to(case.dtype)
-        self.gamma = gamma[case.offset :]
+        self.gamma = new(case._replace(shape=(hidden,)))
+        self.gamma.copy_(torch.randn(hidden, device="cuda", generator=common))
         self.scale = torch.rand(1, device="cuda", generator=common) * 0.05 + 0.005
         self.kept = self.residual.clone()
         self.residual_out, self.norm_out = {
@@ -223,9 +229,9 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     if a.dtype == torch.int32:
-        return torch.equal(a, b)
+        return bool(torch.equal(a, b))
     a, b = a.float(), b.float()
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    return bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -234,4 +240,4 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         return a is b
     if a.dtype != torch.int32:  # words of scales have strides, and compare as they are
         a, b = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    return torch.equal(a, b)
+    return bool(torch.equal(a, b))

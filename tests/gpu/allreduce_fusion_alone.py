@@ -11,7 +11,7 @@ import random
 import sys
 
 import torch
-from allreduce_cases import Call, Case, draw, make_input
+from allreduce_cases import Call, Case, draw, make_input, of_rank
 from allreduce_fusion_streams import Ranks
 
 from precast._ops.comm.workspace import CONTROL_BYTES
@@ -72,7 +72,7 @@ def main() -> None:
         ranks = Ranks(world, torch.bfloat16, REGION)
         workspace = ranks.workspaces[0]
         for number in range(count):
-            case = draw(random, (torch.bfloat16,), 1 << 16)._replace(special="")
+            case = of_rank(draw(random, (torch.bfloat16,), 1 << 16), 1)._replace(special="")
             if world > 2 and case.use_oneshot is None:
                 case = case._replace(use_oneshot=False)
             generators = [torch.Generator("cuda") for _ in range(world)]

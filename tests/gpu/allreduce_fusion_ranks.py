@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import random
 import sys
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from allreduce_cases import Call, draw, make_input, same_bits
+from allreduce_cases import Call, draw, make_input, of_rank, same_bits
 
 import precast
 from precast._ops.comm import peer_buffers
@@ -40,7 +41,7 @@ def gathered(x: torch.Tensor) -> list[torch.Tensor]:
     return [part.view(x.dtype).view(x.shape) for part in parts]
 
 
-def make(dtype: torch.dtype, tokens: int = 128, **options: object) -> AllReduceFusionWorkspace:
+def make(dtype: torch.dtype, tokens: int = 128, **options: Any) -> AllReduceFusionWorkspace:
     """Make a workspace of all ranks."""
     return create_allreduce_fusion_workspace("auto", WORLD, RANK, tokens, 8192, dtype, **options)
 
@@ -57,7 +58,7 @@ def random_calls(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, count:
     """Random calls against the reference; all ranks have the same bits."""
     shared = random.Random(count)  # the same on all ranks
     for number in range(count):
-        case = draw(shared, (dtype,), 1 << 20)
+        case = of_rank(draw(shared, (dtype,), 1 << 20), RANK)
         own, common = generators(number)
         call = Call(case, make_input(case, own), common)
         inputs = gathered(call.input)
@@ -76,6 +77,7 @@ def graphs(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, replays: int
         calls, inputs = [], []
         for number in range(4):
             case = draw(shared, (dtype,), 1 << 16)._replace(in_place=0, special="")
+            case = of_rank(case, RANK)
             own, common = generators(1000 + number)
             calls.append(Call(case, make_input(case, own), common))
             inputs.append(gathered(calls[-1].input))
@@ -131,7 +133,7 @@ def errors(workspace: AllReduceFusionWorkspace) -> None:
         with pytest.raises(ValueError, match=words):
             allreduce_fusion(x, workspace, **arguments)
     with pytest.raises(TypeError, match="workspace must be an AllReduceFusionWorkspace, got int"):
-        allreduce_fusion(x, 3, 0)
+        allreduce_fusion(x, 3, 0)  # type: ignore[call-overload]
     torch.cuda.synchronize()
     assert (out == 7.0).all()
     assert not codes.view(torch.uint8).any()
@@ -162,15 +164,14 @@ def legacy() -> None:
     assert metadata["tp_size"] == WORLD
     x = torch.full((4 * 1024,), RANK + 1.0, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(x)
-    trtllm_allreduce_fusion(
-        x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out, *[None] * 10, metadata
-    )
+    # From residual_in to layout_code there is nothing.
+    arguments: list[Any] = [x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out]
+    arguments += [None] * 9
+    trtllm_allreduce_fusion(*arguments, metadata=metadata)
     assert (out == WORLD * (WORLD + 1) / 2).all()
     trtllm_destroy_ipc_workspace_for_all_reduce_fusion(handles)
     with pytest.raises(ValueError, match="workspace_ptrs must be the tensor of a workspace"):
-        trtllm_allreduce_fusion(
-            x, WORLD, RANK, 4, 1024, tensor, True, True, True, 0, None, out, *[None] * 10
-        )
+        trtllm_allreduce_fusion(*arguments)
 
 
 def group_in_its_place() -> None:
@@ -183,6 +184,7 @@ def group_in_its_place() -> None:
     shared = random.Random(3)
     for number in range(40):
         case = draw(shared, (torch.bfloat16,), 1 << 16)._replace(special="", in_place=number % 3)
+        case = of_rank(case, RANK)
         own, common = generators(number)
         call = Call(case, make_input(case, own), common)
         inputs = gathered(call.input)
@@ -197,7 +199,7 @@ def main() -> None:
     count, replays = int(sys.argv[1]), int(sys.argv[2])
     if "ipc" in sys.argv:
 
-        def missing(*_: object) -> None:
+        def missing(*_: object) -> Any:
             raise RuntimeError("no symmetric memory")
 
         peer_buffers._symmetric = missing

@@ -19,7 +19,7 @@ os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
 os.environ.setdefault("PRECAST_COMM_TIMEOUT", "10")
 
 import torch
-from allreduce_cases import Call, Case, draw, make_input, same_bits
+from allreduce_cases import Call, Case, draw, make_input, of_rank, same_bits
 
 from precast._ops.comm.peer_buffers import PeerBuffers
 from precast._ops.comm.workspace import CONTROL_BYTES, TRTLLMAllReduceFusionWorkspace
@@ -86,7 +86,8 @@ def calls_of(case: Case, world: int, seed: int) -> list[Call]:
         own, common = torch.Generator("cuda"), torch.Generator("cuda")
         own.manual_seed(seed * 8 + rank)
         common.manual_seed(seed)
-        calls.append(Call(case, make_input(case, own), common))
+        mine = of_rank(case, rank)
+        calls.append(Call(mine, make_input(mine, own), common))
     return calls
 
 

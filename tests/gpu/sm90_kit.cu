@@ -489,7 +489,7 @@ __global__ __launch_bounds__(kPipelineThreads,
 void pipeline(TensorView data, TensorView out, TensorView numbers, TensorView sums,
               TensorView turns) {
   PipelineParams params = {};
-  params.map = panel_map(data, kBlockRows);
+  params.map = panel_map(data, kBlockRows, kPanelBytes);
   params.blocks = static_cast<int>(data.size(0) / kBlockRows);
   params.out = static_cast<uint4*>(out.data_ptr());
   params.numbers = static_cast<const float*>(numbers.data_ptr());

@@ -67,18 +67,20 @@ class AttentionMainloop {
   __device__ __forceinline__ void run() {
     using Queue = WorkTileQueue<Tile>;
     Queue& queue = shared_.queue;
-    unsigned char* table = smem_kv_ - (Tile::kPipelines - warp_kv_) * Tile::kTableBytes;
-    Pipeline pipeline(p_, queue, shared_address(smem_kv_ + warp_kv_ * Tile::kPipelineBytes),
-                      shared_address(table), warp_kv_);
-    if constexpr (Tile::kWarpsSplitKv) {
-      if (!start(queue, pipeline)) return;
-    } else {
+    if constexpr (!Tile::kWarpsSplitKv) {
       if (threadIdx.x == 0) {
         shared_.combine.begin_clock = clock();
         queue.init(p_);
       }
       __syncthreads();
       if (!queue.is_valid[0]) return;
+    }
+    unsigned char* table = smem_kv_ - (Tile::kPipelines - warp_kv_) * Tile::kTableBytes;
+    Pipeline pipeline(p_, queue, shared_address(smem_kv_ + warp_kv_ * Tile::kPipelineBytes),
+                      shared_address(table), warp_kv_);
+    if constexpr (Tile::kWarpsSplitKv) {
+      if (!start(queue, pipeline)) return;
+    } else {
       pipeline.set_next_tile(0);
       start_copies(queue, pipeline);
       __syncthreads();

@@ -52,17 +52,26 @@ inline cudaError_t limit_ctas(const CtaLimits& limits, AllReduceTuning* cut) {
 // the faster, the fewer it has of them. Two vectors a thread pay off where the link is the limit:
 // 32 MiB take 98 us with 256 threads of two vectors, 101 us with 512 of one; 1 MiB 5.8 and 5.2 (two
 // H200).
+//
+// The length of a row decides where vectors lie in the receive buffers. So it must not depend on
+// the alignment of tensors, which ranks do not know of each other: unaligned tensors take rows of
+// the same length by half as many threads with two vectors.
 inline cudaError_t tune_plain(int64_t vecs, int world, bool two_shot, bool aligned,
                               AllReduceTuning* cut) {
-  const int most = allreduce_limits(world, false, 1, two_shot, aligned).threads;
+  const int most = allreduce_limits(world, false, 1, two_shot, true).threads;
   const bool is_large = vecs > (two_shot ? 1 << 16 : 1 << 18);
   if (cut->threads == 0) {
     cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 || is_large ? 256 : most;
   }
   if (cut->threads > most) cut->threads = most;
   if (cut->vecs == 0) cut->vecs = is_large ? 2 : 1;
-  if (!aligned) cut->vecs = 2;
   cut->cluster = 1;
+  const CtaLimits unaligned = allreduce_limits(world, false, 2, two_shot, false);
+  if (!aligned && cut->vecs == 1) {
+    cut->threads /= 2;
+    cut->vecs = 2;
+  }
+  if (!aligned && cut->threads > unaligned.threads) return cudaErrorInvalidConfiguration;
   return limit_ctas(allreduce_limits(world, false, cut->vecs, two_shot, aligned), cut);
 }
 

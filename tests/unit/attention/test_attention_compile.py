@@ -10,6 +10,7 @@ import torch
 
 import precast
 from precast._op.torch_ops import torch_ops
+from precast._ops.attention import sm90
 
 HEAD_DIM = 256
 I32 = torch.int32
@@ -57,6 +58,28 @@ def test_queries_of_8_bits() -> None:
     wrapper.plan(ROWS, *TABLE, *SIZES, 8, **{**OPTIONS, **dtypes})
     q, cache = (tensor(*shape).to(torch.float8_e4m3fn) for shape in ((4, 4), (8, 2, 8, 2)))
     check(lambda q, kv: wrapper.run(q, kv), q, cache)
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_queries_of_e4m3_on_hopper(is_paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With numbers of heads as scales, which only kernels for e4m3 take."""
+    monkeypatch.setattr(sm90, "_is_hopper", lambda device: True)
+    dtypes = {"q_data_type": "float8_e4m3fn", "o_data_type": "bfloat16"}
+    options = {**OPTIONS, **dtypes}
+    q = tensor(4, 4).to(torch.float8_e4m3fn)
+    scale = torch.tensor([0.5, 1.0, 1.5, 2.0])
+    if is_paged:
+        paged = precast.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="fa3")
+        paged.plan(ROWS, *TABLE, *SIZES, 8, **options)
+        assert paged._plan.multiplies_fp8
+        cache = tensor(8, 2, 8, 2).to(torch.float8_e4m3fn)
+        check(lambda q, kv: paged.run(q, kv, q_scale=scale, return_lse=True), q, cache)
+        return
+    ragged = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="fa3")
+    ragged.plan(ROWS, torch.tensor([0, 9, 20], dtype=I32), *SIZES, **options)
+    assert ragged._plan.multiplies_fp8
+    k, v = tensor(2, 20, 2).to(torch.float8_e4m3fn)
+    check(lambda q, k, v: ragged.run(q, k, v, q_scale=scale, v_scale=2.0), q, k, v)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

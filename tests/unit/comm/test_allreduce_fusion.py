@@ -57,6 +57,7 @@ def normed(rows: int = 3, hidden: int = 256) -> dict[str, torch.Tensor]:
 def test_the_sum_is_in_the_order_of_ranks_and_rounded_once() -> None:
     parts = [torch.tensor([x]).bfloat16() for x in (256.0, 1.0, 1.0, -256.0)]
     (total,) = allreduce_fusion_reference(parts)
+    assert total is not None
     assert total.tolist() == [2.0]  # with a rounding in between it would be 0
     assert total.dtype == torch.bfloat16
 
@@ -228,7 +229,7 @@ def test_a_workspace_that_is_none_or_destroyed() -> None:
     with pytest.raises(ValueError, match="workspace must not be destroyed"):
         allreduce_fusion(torch.ones(8).half(), made, 0)
     with pytest.raises(TypeError, match="workspace must be an AllReduceFusionWorkspace, got int"):
-        allreduce_fusion(torch.ones(8), 3, 0)  # type: ignore[arg-type]
+        allreduce_fusion(torch.ones(8), 3, 0)  # type: ignore[call-overload]
 
 
 def test_a_forgotten_workspace_warns() -> None:

@@ -73,9 +73,12 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
                                                  Sm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
+  // Each warp that takes part arrives once, but threads where they copy keys with cp.async.
   static __device__ __forceinline__ void init(const Sm90AttentionParams& params,
                                               Sm90SharedStorage<Tile>& shared) {
-    const uint32_t copies = params.kv_copy == KvCopy::rows ? kWarpgroupSize : 1;
+    const uint32_t copies = params.kv_copy == KvCopy::box    ? 1
+                            : params.kv_copy == KvCopy::rows ? kWarpgroupSize
+                                                             : kWarps;
     Base::init(shared, Tile::kConvertsKeys ? kWarps : copies, kWarps);
   }
   // The producer warps that read work tiles.
@@ -93,83 +96,62 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
   // Fills the buffers of K and V with the KV blocks of a work tile, the last block first.
   __device__ __forceinline__ void process(int warp, const BlockInfo& block) {
     const WorkTile& work = block.work;
-    // The block whose pages are looked up: the one behind that of `key` and `value`, which are
-    // where this lane's row lies. Rows behind the end of the work tile are those of its last token,
-    // which no score sees. Why: ptxas waits at once for a read with a condition.
-    int32_t next = work.kv_begin + (num_kv_blocks<Tile>(work) - 1) * Tile::kBlockN;
-    uint32_t page = 0, key_page = 0;
-    uint64_t key, value;
+    // The KV block, and the page of this lane's row in it. Rows behind the end of the work tile are
+    // those of its last token, which no score sees. Why: ptxas waits at once for a read with a
+    // condition, and for one whose result a loop hands on.
+    int32_t begin = work.kv_begin + (num_kv_blocks<Tile>(work) - 1) * Tile::kBlockN;
+    uint32_t page = 0;
     const auto token = [&] {
       const int row = warp * kRowsOfWarp + threadIdx.x % kRowsOfWarp;
-      return min(next + row, work.kv_end - 1);
+      return min(begin + row, work.kv_end - 1);
     };
-    const auto look_up = [&] {
-      if (next < work.kv_begin) return;
-      page = this->find_page(work, token());
-      if (copies_keys_by_tma(warp)) key_page = this->find_page_of_box(work, next);
-    };
-    const auto go_on = [&] {
+    page = this->find_page(work, token());
+    while (begin >= work.kv_begin) {
       page = this->valid_page(page);
-      key = this->row_address(p_.k, block.kv_head, page, token());
-      value = this->row_address(p_.v, block.kv_head, page, token());
-      next -= Tile::kBlockN;
-    };
-    Reads reads;
-    look_up();
-    go_on();
-    if constexpr (Tile::kConvertsKeys) {
-      read<kKeyPanels>(key, reads);
-      look_up();
-      while (true) {
+      const uint64_t value = this->row_address(p_.v, block.kv_head, page, token());
+      Reads reads;
+      if constexpr (Tile::kConvertsKeys) {
+        read<kKeyPanels>(this->row_address(p_.k, block.kv_head, page, token()), reads);
+      } else {
+        copy_keys(warp, block, begin, page, token());
+        read<kValuePanels>(value, reads);
+      }
+      begin -= Tile::kBlockN;
+      if (begin >= work.kv_begin) page = this->find_page(work, token());
+      if constexpr (Tile::kConvertsKeys) {
         convert<kKeyPanels>(warp, shared_.k, buffers_.k(0), reads);
         read<kValuePanels>(value, reads);
-        if (next < work.kv_begin) break;
-        go_on();
-        look_up();
-        convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
-        read<kKeyPanels>(key, reads);
-        ++count_;
       }
-    } else {
-      copy_keys(warp, block, next + Tile::kBlockN, key, key_page);
-      read<kValuePanels>(value, reads);
-      look_up();
-      while (next >= work.kv_begin) {
-        convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
-        ++count_;
-        go_on();
-        copy_keys(warp, block, next + Tile::kBlockN, key, key_page);
-        read<kValuePanels>(value, reads);
-        look_up();
-      }
+      convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
+      ++count_;
     }
-    convert<kValuePanels>(warp, shared_.v, buffers_.v(0), reads);
-    ++count_;
   }
 
   // -- Keys that are only copied ------------------------------------------------------------------
 
-  __device__ __forceinline__ bool copies_keys_by_tma(int warp) const {
-    return !Tile::kConvertsKeys && warp == 0 && params_.kv_copy != KvCopy::rows;
-  }
-
-  // Copies this warp's share of the keys of the KV block at token `begin`. `own` is where the row
-  // of this lane lies, and `page` that of its box.
+  // Copies this warp's rows of the keys of the KV block at token `begin`. `page` and `token` are
+  // those of this lane's row. Keys of no pages are one copy, of warp 0.
   __device__ __forceinline__ void copy_keys(int warp, const BlockInfo& block, int32_t begin,
-                                            uint64_t own, uint32_t page) {
-    const State state = State::after(count_);
+                                            uint32_t page, uint32_t token) {
     using KeyLayout = typename Tile::KeyLayout;
+    if (params_.kv_copy == KvCopy::box && warp != 0) return;
+    const State state = State::after(count_);
+    const int first_row = warp * kRowsOfWarp;
     uint64_t* const full = &shared_.k.full[state.stage];
+    const uint32_t target = buffers_.k(state.stage);
+    shared_.k.wait_empty(state, "an empty buffer of K");
     if (params_.kv_copy == KvCopy::rows) {
-      const int first_row = warp * kRowsOfWarp;
-      shared_.k.wait_empty(state, "an empty buffer of K");
-      this->template copy_rows<KeyLayout, kRowsOfWarp, 1>(own, buffers_.k(state.stage), first_row,
-                                                          block.work.kv_end - begin - first_row);
+      this->template copy_rows<KeyLayout, kRowsOfWarp, 1>(
+          this->row_address(p_.k, block.kv_head, page, token), target, first_row,
+          block.work.kv_end - begin - first_row);
       cp_async_arrive(full);
-    } else if (warp == 0) {
-      shared_.k.wait_empty(state, "an empty buffer of K");
-      this->template copy_block<KeyLayout>(params_.k, buffers_.k(state.stage), full, block, begin,
-                                           page);
+    } else if (params_.kv_copy == KvCopy::box) {
+      this->template copy_box_of_block<KeyLayout>(params_.k, target, full, block, begin);
+    } else {
+      const int row_of_box = threadIdx.x % 32 * this->rows_of_box() % 32;
+      this->template copy_boxes<KeyLayout, kRowsOfWarp>(params_.k, target, full, block, begin,
+                                                        first_row,
+                                                        __shfl_sync(0xffffffffu, page, row_of_box));
     }
   }
 

@@ -78,19 +78,20 @@ class Sm90Consumer {
   template <typename Process>
   __device__ __forceinline__ void for_each_work(const Process& process) {
     for (uint32_t count = 0;; ++count) {
-      const PipelineState<kWorkSlots> state = PipelineState<kWorkSlots>::after(count);
+      const PipelineState<Tile::kWorkSlots> state = PipelineState<Tile::kWorkSlots>::after(count);
       shared_.work.wait_full(state, "work of a consumer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
       process(slot.block);
       if (slot.block.work.num_splits > 1) {
-        const PipelineState<kWorkSlots> next = PipelineState<kWorkSlots>::after(count + 1);
+        const PipelineState<Tile::kWorkSlots> next =
+            PipelineState<Tile::kWorkSlots>::after(count + 1);
         shared_.work.wait_full(next, "the next work of a consumer");
         combine_splits<Tile, typename Tile::Query>(
             p_, slot.block, shared_.counters + slot.block.work.counter,
             !shared_.slots[next.stage].is_valid, shared_.combine);
       }
-      release(&shared_.work.empty[count % kWorkSlots]);
+      release(&shared_.work.empty[count % Tile::kWorkSlots]);
     }
   }
 

@@ -60,21 +60,18 @@ struct WorkSlot {
   bool is_valid;
 };
 
-// The tile in work, the one that is copied, and the next one, which producers that all copy find
-// before they copy. Why not more: a CTA should not take tickets long before it can use them.
-constexpr int kWorkSlots = 3;
-
 template <typename Tile>
 struct Sm90SharedStorage {
   PipelineBarriers<Tile::kQueryStages> q;
   PipelineBarriers<Tile::kStages> k, v;
-  PipelineBarriers<kWorkSlots> work;
-  WorkSlot slots[kWorkSlots];
+  PipelineBarriers<Tile::kWorkSlots> work;
+  WorkSlot slots[Tile::kWorkSlots];
   int32_t* counters;  // split counters of the plan
   // A TileScheduler. Why not in registers: a producer has few of them.
   alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
   CombineSharedStorage combine;
-  float2 row_stats[64];  // row_max and row_sum of the second consumer, of tiles of few rows
+  // row_max and row_sum of the second consumer, of tiles of few rows
+  float2 row_stats[Tile::kSharesRows ? 64 : 1];
 };
 
 // Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes.

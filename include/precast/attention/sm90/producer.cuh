@@ -52,13 +52,13 @@ class Sm90Producer {
   // Fills the ring, and does nothing else. One thread calls it.
   __device__ __forceinline__ void find_all_work() {
     start_work();
-    for (PipelineState<kWorkSlots> state; find_work(state); state.advance()) continue;
+    for (PipelineState<Tile::kWorkSlots> state; find_work(state); state.advance()) continue;
   }
 
   // Calls visit(block) for each work tile, by all lanes of a warp.
   template <typename Visit>
   __device__ __forceinline__ void for_each_work(const Visit& visit) {
-    for (PipelineState<kWorkSlots> state;; state.advance()) {
+    for (PipelineState<Tile::kWorkSlots> state;; state.advance()) {
       shared_.work.wait_full(state, "work of a producer");
       const WorkSlot& slot = shared_.slots[state.stage];
       if (!slot.is_valid) return;
@@ -83,9 +83,9 @@ class Sm90Producer {
       leave_work(stage);
     };
     for (uint32_t count = 0;; ++count) {  // work tiles until now
-      const auto next = PipelineState<kWorkSlots>::after(count);
+      const auto next = PipelineState<Tile::kWorkSlots>::after(count);
       if (finds_work) find_work(next);
-      if (kLooksAhead && count > 0) process((count - 1) % kWorkSlots);
+      if (kLooksAhead && count > 0) process((count - 1) % Tile::kWorkSlots);
       shared_.work.wait_full(next, "work of a producer");
       if (!shared_.slots[next.stage].is_valid) return;
       if (!kLooksAhead) process(next.stage);
@@ -134,29 +134,43 @@ class Sm90Producer {
   __device__ __forceinline__ void copy_block(const TensorMap& map, uint32_t target, uint64_t* full,
                                              const BlockInfo& block, int32_t begin,
                                              uint32_t page) const {
-    constexpr int kRowBytes = Layout::kPanels * Layout::kPanelBytes;
-    const int lane = threadIdx.x % 32;
     if (params_.kv_copy == KvCopy::box) {
-      if (lane == 0) {
-        mbarrier_arrive_expect_tx(full, Tile::kBlockN * kRowBytes);
-        copy_box(target, &map, full, 0, block.work.kv_start + begin, 0, block.kv_head);
-      }
-      return;
+      copy_box_of_block<Layout>(map, target, full, block, begin);
+    } else {
+      copy_boxes<Layout, Tile::kBlockN>(map, target, full, block, begin, 0, valid_page(page));
     }
-    const int rows = rows_of_box(), tokens = min(Tile::kBlockN, block.work.kv_end - begin);
-    const int boxes = (tokens + rows - 1) / rows;
+  }
+
+  template <typename Layout>
+  __device__ __forceinline__ void copy_box_of_block(const TensorMap& map, uint32_t target,
+                                                    uint64_t* full, const BlockInfo& block,
+                                                    int32_t begin) const {
+    if (threadIdx.x % 32 != 0) return;
+    mbarrier_arrive_expect_tx(full, Tile::kBlockN * Layout::kPanels * Layout::kPanelBytes);
+    copy_box(target, &map, full, 0, block.work.kv_start + begin, 0, block.kv_head);
+  }
+
+  // Copies kRows rows of a KV block from `first_row` on, as far as they exist, and arrives once.
+  template <typename Layout, int kRows>
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map, uint32_t target, uint64_t* full,
+                                             const BlockInfo& block, int32_t begin, int first_row,
+                                             uint32_t page) const {
+    constexpr int kRowBytes = Layout::kPanels * Layout::kPanelBytes;
+    const int lane = threadIdx.x % 32, rows = rows_of_box();
+    begin += first_row;
+    const int tokens = max(0, min(kRows, block.work.kv_end - begin));
+    const int boxes = (tokens + rows - 1) / rows, row = first_row + lane * rows;
     if (lane == 0) mbarrier_arrive_expect_tx(full, boxes * rows * kRowBytes);
     __syncwarp();
     if (lane >= boxes) return;
     const uint32_t entry = entry_of(begin + lane * rows);
-    page = valid_page(page);
     if (Layout::kPanels == 1 || params_.kv_copy == KvCopy::atoms) {
-      copy_box(target + lane * rows * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
+      copy_box(target + row * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
     } else {
 #pragma unroll
       for (int panel = 0; panel < Layout::kPanels; ++panel) {
-        copy_box(target + (panel * Tile::kBlockN + lane * kQuadRows) * Layout::kPanelBytes, &map,
-                 full, 0, entry, panel, block.kv_head, page);
+        copy_box(target + (panel * Tile::kBlockN + row) * Layout::kPanelBytes, &map, full, 0, entry,
+                 panel, block.kv_head, page);
       }
     }
   }
@@ -231,7 +245,7 @@ class Sm90Producer {
 
   // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
   // from the plan of this call.
-  __device__ __forceinline__ bool find_work(const PipelineState<kWorkSlots>& state) {
+  __device__ __forceinline__ bool find_work(const PipelineState<Tile::kWorkSlots>& state) {
     shared_.work.wait_empty(state, "an empty slot of work");
     WorkSlot& slot = shared_.slots[state.stage];
     slot.is_valid =

@@ -77,59 +77,60 @@ __device__ __forceinline__ void convert_queries(uint32_t queries, float (&scale)
   }
 }
 
-// Splits this warp's rows into two e4m3 numbers each, in the same way. A lane holds its groups of
-// both rows in registers: consumers wait for it at the begin of each work tile.
-template <typename Tile>
-__device__ __forceinline__ void split_queries(uint32_t queries, float (&scale)[2]) {
+// Splits this lane's rows from `first` on, of two, into two e4m3 numbers each. It holds all of them
+// in registers, because consumers wait for it at the begin of each work tile.
+template <typename Tile, int kRows>
+__device__ __forceinline__ void split_rows_of_queries(uint32_t queries, int first,
+                                                      float (&scale)[2]) {
   constexpr int kChunks = 4, kGroups = Tile::kDimK / (8 * kChunks);  // of a row
   constexpr int kGroupsOfLane = (kGroups + 3) / 4;
   using Chunk = Vec<typename Tile::Query>;
   const auto rows = query_rows<Tile>(queries);
   const auto for_each_group = [&](const auto& visit) {
 #pragma unroll
-    for (int i = 0; i < 2 * kGroupsOfLane; ++i) {
-      const int half = i % 2, group = i / 2 * 4 + threadIdx.x % 4;
+    for (int i = 0; i < kRows * kGroupsOfLane; ++i) {
+      const int row = i % kRows, group = i / kRows * 4 + threadIdx.x % 4;
       if (kGroups % 4 == 0 || group < kGroups) {
-        visit(half, i / 2, [&](int chunk) -> Chunk& {
-          return rows.template chunk<typename Tile::Query>(sm90_row<Tile>(half),
+        visit(row, i / kRows, [&](int chunk) -> Chunk& {
+          return rows.template chunk<typename Tile::Query>(sm90_row<Tile>(first + row),
                                                            group * kChunks + chunk);
         });
       }
     }
   };
-  Chunk x[2][kGroupsOfLane][kChunks];
-  float largest[2] = {0.0f, 0.0f};
-  for_each_group([&](int half, int i, const auto& chunk) {
+  Chunk x[kRows][kGroupsOfLane][kChunks];
+  float largest[kRows] = {};
+  for_each_group([&](int row, int i, const auto& chunk) {
 #pragma unroll
-    for (int j = 0; j < kChunks; ++j) x[half][i][j] = chunk(j);
+    for (int j = 0; j < kChunks; ++j) x[row][i][j] = chunk(j);
   });
-  for_each_group([&](int half, int i, const auto&) {
+  for_each_group([&](int row, int i, const auto&) {
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       float eight[8];
-      unpack(x[half][i][j], eight);
+      unpack(x[row][i][j], eight);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) largest[half] = fmaxf(largest[half], fabsf(eight[k]));
+      for (int k = 0; k < 8; ++k) largest[row] = fmaxf(largest[row], fabsf(eight[k]));
     }
   });
-  float factor[2];
+  float factor[kRows];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const PowerOfTwo<7> power(quad_max(largest[half]));
-    factor[half] = power.factor;
-    scale[half] = power.inverse;
+  for (int row = 0; row < kRows; ++row) {
+    const PowerOfTwo<7> power(quad_max(largest[row]));
+    factor[row] = power.factor;
+    scale[first + row] = power.inverse;
   }
-  for_each_group([&](int half, int i, const auto& chunk) {
+  for_each_group([&](int row, int i, const auto& chunk) {
 #pragma unroll
     for (int pair = 0; pair < kChunks / 2; ++pair) {
       uint32_t high[4], low[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float eight[8], rounded[4];
-        unpack(x[half][i][2 * pair + j / 2], eight);
+        unpack(x[row][i][2 * pair + j / 2], eight);
         float* const four = eight + j % 2 * 4;
 #pragma unroll
-        for (int k = 0; k < 4; ++k) four[k] *= factor[half];
+        for (int k = 0; k < 4; ++k) four[k] *= factor[row];
         high[j] = pack_fp8<e4m3>(four[0], four[1], four[2], four[3]);
         unpack_fp8<e4m3>(high[j], rounded);
         low[j] = pack_fp8<e4m3>(four[0] - rounded[0], four[1] - rounded[1], four[2] - rounded[2],
@@ -139,6 +140,18 @@ __device__ __forceinline__ void split_queries(uint32_t queries, float (&scale)[2
       chunk(kChunks / 2 + pair).bits = make_uint4(low[0], low[1], low[2], low[3]);
     }
   });
+}
+
+// Splits this warp's rows, in the way of convert_queries(): both rows of a lane at once where there
+// are registers.
+template <typename Tile>
+__device__ __forceinline__ void split_queries(uint32_t queries, float (&scale)[2]) {
+  if constexpr (Tile::kDimK <= 128) {
+    split_rows_of_queries<Tile, 2>(queries, 0, scale);
+  } else {
+    split_rows_of_queries<Tile, 1>(queries, 0, scale);
+    split_rows_of_queries<Tile, 1>(queries, 1, scale);
+  }
 }
 
 #endif  // __CUDACC__

@@ -119,6 +119,9 @@ struct Sm90Tile {
   static constexpr int kKeyBytes = kBlockN * kDimK * sizeof(Key);
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;
+  // The tile in work, the one that is copied, and the next one, which producers that all copy find
+  // before they copy. Why not more: a CTA should not take tickets long before it can use them.
+  static constexpr int kWorkSlots = 3;
   static constexpr int kStorageBytes = 2048;  // Sm90SharedStorage
   static constexpr int kRotaryBytes = kGeneral ? kDimK * 4 : 0;
   static constexpr int kBytesOfOneQuery =

@@ -70,8 +70,8 @@ def note_fa3() -> None:
     """Say once that a plan is not for the kernels for Hopper."""
     get_logger().info(
         "backend='fa3': the kernels for Hopper lack what a plan asks for; those of backend='fa2' "
-        "run in their place. What they have: 16-bit keys and values, head dimensions 64, 128, 256, "
-        "and 192 with 128"
+        "run in their place. What they have: keys and values of 16 bits or e4m3, head dimensions "
+        "64, 96, 128, 256, and 192 with 128"
     )
 
 
