@@ -240,13 +240,18 @@ def test_work_is_divided_for_the_mask_of_a_run(monkeypatch):
     assert not part._plan.shape.causal, "the division would be in the graph"
 
 
-def test_a_failed_run_keeps_the_division_of_the_workspace():
+def test_a_failed_run_leaves_plan_and_workspace(monkeypatch):
     prefill, decode = batches()
-    wrapper = planned(prefill, decode)
+    wrapper, shapes = planned(prefill, decode), []
+    before, inner = wrapper._prefill._plan, kernels.launch
+    monkeypatch.setattr(
+        kernels, "launch", lambda plan, *rest: shapes.append(plan.shape) or inner(plan, *rest)
+    )
     given = prefill.q, prefill.cache, decode.q, decode.cache
     with pytest.raises(ValueError):
-        wrapper.run(prefill.q[1:], *given[1:])  # Not causal, so it was divided again.
-    assert not wrapper._prefill._plan.shape.causal
+        wrapper.run(prefill.q[1:], *given[1:])  # Not causal, so the work was divided again.
+    assert wrapper._prefill._plan is before
+    assert shapes == [before.shape._replace(causal=False), before.shape]
     close(wrapper.run(*given, causal_p=True)[0], prefill.expected(prefill.causal)[0])
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.scalars import RAW_KINDS
-from precast._ops.attention import validation
+from precast._ops.attention import kernels, validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.lengths import pairs_of_requests
 from precast._ops.attention.parts import of_part, passed_on, planned_together
-from precast._ops.attention.plan import NO_MASK, Dtype
+from precast._ops.attention.plan import NO_MASK, NO_TABLES, Dtype
 from precast._ops.attention.pod.trace import batch_pod_trace
 from precast._ops.attention.pod.wrapper import DECODE, PREFILL
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
@@ -278,11 +278,9 @@ class BatchPODWithPagedKVCacheWrapper:
                     **options,
                 )
         except RAW_KINDS:
-            # The workspace holds the latest division, which the next run finds in the shape.
-            shape = prefill._plan.shape
-            prefill._plan = (
-                before if shape == before.shape else before._replace(shape=shape, block=None)
-            )
+            divided, prefill._plan = prefill._plan.shape, before
+            if divided != before.shape:  # So is what the workspace holds.
+                kernels.launch(kernels.pack(before), NO_TABLES)
             raise
         if given.return_lse:
             (out_p, lse_p), (out_d, lse_d) = of_prefill, of_decode
