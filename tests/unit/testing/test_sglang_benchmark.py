@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,17 @@ def test_both_engines_have_the_same_options_but_for_what_is_compared(benchmarks:
         "attention_backend",
         "sampling_backend",
     }
+
+
+def test_an_answer_counts_again_only_for_the_same_options(benchmarks: Any, tmp_path: Path) -> None:
+    engines = benchmarks("_engines")
+    asked = {"backend": "triton", "kv_cache_dtype": "auto", "decode": "own", "tokens": 64}
+    place = {"model": "here", "caches": "there"}
+    assert engines.answer_in(tmp_path, {**asked, **place}) is None
+    name = engines.name_of(asked)
+    (tmp_path / f"{name}.options.json").write_text(json.dumps({**asked, **place}))
+    assert engines.answer_in(tmp_path, asked) is None
+    (tmp_path / f"{name}.json").write_text('{"greedy": [[1]]}')
+    other_places = {"model": "elsewhere", "caches": "elsewhere"}
+    assert engines.answer_in(tmp_path, {**asked, **other_places}) == {"greedy": [[1]]}
+    assert engines.answer_in(tmp_path, {**asked, **place, "tokens": 32}) is None

@@ -264,7 +264,7 @@ def batch_attention_reference(
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(kv_cache))
     bounds = qo_indptr.tolist()
     requests = paged_requests(k, v, bounds, kv_indptr, kv_indices, None, kv_len_arr)
-    both: tuple[torch.Tensor, torch.Tensor] = reference_outputs(  # type: ignore[assignment]
+    both: tuple[torch.Tensor, torch.Tensor] = reference_outputs(
         q,
         requests,
         v.shape[-1],

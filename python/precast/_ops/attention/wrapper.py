@@ -368,7 +368,8 @@ class AttentionWrapper(PlanAttributes):
         Engines call it in every layer with the same options. Only the first call after a plan
         looks at them, so that those behind it cost little more than ``run()``.
         """
-        reads = _reads_of(type(given))
+        kind: Any = type(given)
+        reads = _reads_of(kind)
         options = reads.options(given)
         plan, known = self._forwarded
         if plan is not self._plan or known != options:

@@ -11,7 +11,6 @@ from precast._ops.attention.trace import caches, entries_axes, table
 from precast.trace import Scalar, Tensor, TraceTemplate, Var, registry
 
 _HEADS = {**parts.QO_HEADS, **parts.KV_HEADS, **parts.HEAD_DIM}
-_SUM = {"dtype": "float32"}
 
 
 class _Form(NamedTuple):
@@ -41,9 +40,9 @@ class _Form(NamedTuple):
             "out_d": Tensor([rows_d, *heads], dtype_from="q_d"),
         }
         if self.lse_p:
-            outputs["lse_p"] = Tensor([rows_p, heads[0]], **_SUM)
+            outputs["lse_p"] = Tensor([rows_p, heads[0]], dtype="float32")
         if self.lse_d:
-            outputs["lse_d"] = Tensor([rows_d, heads[0]], **_SUM)
+            outputs["lse_d"] = Tensor([rows_d, heads[0]], dtype="float32")
         return outputs
 
 
@@ -168,7 +167,8 @@ def batch_pod_trace(
             "num_pages": parts.TABLE["num_pages"],
             "page_size": parts.TABLE["page_size"],
         }
-        entries, inputs = entries_axes(form.layout, "page_size"), {}
+        entries = entries_axes(form.layout, "page_size")
+        inputs: dict[str, Tensor | Scalar] = {}
         for ending, size, owner in (("_p", 2, "self._prefill"), ("_d", 3, "self._decode")):
             axes |= {
                 f"batch_size{ending}": Var("Requests.", sample=size),

@@ -68,7 +68,9 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     _name = "BatchAttentionWithAttentionSinkWrapper"
     _takes_sinks = True
     #: The same in plain PyTorch, in one call.
-    reference = staticmethod(batch_attention_with_sinks_reference)
+    reference = staticmethod(  # type: ignore[assignment]
+        batch_attention_with_sinks_reference
+    )
     _run_arguments = public_arguments(BatchPrefillWithPagedKVCacheWrapper.run, f"{_name}.run")
 
     @checked_first

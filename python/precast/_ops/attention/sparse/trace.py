@@ -32,8 +32,9 @@ class _Form(NamedTuple):
 
     def outputs(self, q: list[str]) -> dict[str, Tensor]:
         """Return the outputs; ``q`` are the axes of queries."""
-        dtype: dict[str, str] = {"dtype": self.o_dtype} if self.o_dtype else {"dtype_from": "q"}
-        outputs = {"output": Tensor(q, **dtype)}
+        is_own = bool(self.o_dtype)
+        dtypes = (self.o_dtype, None) if is_own else (None, "q")
+        outputs = {"output": Tensor(q, None, *dtypes)}
         if self.lse:
             outputs["lse"] = Tensor(q[:-1], dtype="float32")
         return outputs
