@@ -23,7 +23,8 @@ BROKEN = {
     "its unit": ("0x3ffff) >> 4", "0x3ffff)"),
     "the place of the leading offset": ("<< 16", "<< 14"),
     "the place of the stride offset": ("<< 32", "<< 30"),
-    "the swizzle": ("uint64_t(1) << 62", "uint64_t(2) << 62"),
+    "the swizzle": ("row_bytes == 128 ? 1 : 2", "row_bytes == 128 ? 2 : 1"),
+    "the other swizzle": ("row_bytes == 128 ? 1 : 2", "row_bytes == 128 ? 1 : 3"),
     "which offset is which": (
         "uint64_t(panel_step >> 4) << 16 |\n         uint64_t(step >> 4)",
         "uint64_t(step >> 4) << 16 |\n         uint64_t(panel_step >> 4)",

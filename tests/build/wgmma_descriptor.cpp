@@ -44,23 +44,28 @@ constexpr int kPanelBytes = 128;       // a row of a panel
 constexpr int kStepBytes = 32;         // columns of A and rows of B that one wgmma reads
 
 // Swizzling by 128 bytes: the 16-byte column of an atom is XORed with its row. Atoms start at
-// multiples of 1024 bytes, so bits of the address tell both.
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+// multiples of 1024 bytes, so bits of the address tell both. By 64 bytes, it is XORed with the pair
+// of rows; atoms start at multiples of 512 bytes.
+uint32_t swizzled(uint32_t address, int width = 128) {
+  return address ^ (address >> 7 & (width == 128 ? 7 : 3)) << 4;
+}
 
-// Where TMA writes the element at byte `column` of a row of a tensor in panels of 128 bytes, of
+// Where TMA writes the element at byte `column` of a row of a tensor in panels of `width` bytes, of
 // which it copies `box_rows` rows of all panels at once.
-uint32_t written(uint32_t base, int row, int column, int box_rows, int panels) {
+uint32_t written(uint32_t base, int row, int column, int box_rows, int panels, int width = 128) {
   const int box = row / box_rows, row_in_box = row % box_rows;
-  const int panel = column / kPanelBytes, in_panel = column % kPanelBytes;
+  const int panel = column / width, in_panel = column % width;
   const int before = (box * panels + panel) * box_rows + row_in_box;
-  return swizzled(base + before * kPanelBytes + in_panel);
+  return swizzled(base + before * width + in_panel, width);
 }
 
 // Where wgmma reads element (row, k) of an operand whose k are contiguous, in `size` bytes each.
 // One step of k is 32 bytes, so that it never leaves a panel, and the leading offset does not
 // matter.
 uint32_t read_k_major(const Fields& f, int row, int k, int size) {
-  return swizzled(f.start * 16 + row / 8 * f.stride_offset * 16 + row % 8 * kPanelBytes + k * size);
+  const int width = f.swizzle == 1 ? 128 : 64;
+  return swizzled(f.start * 16 + row / 8 * f.stride_offset * 16 + row % 8 * width + k * size,
+                  width);
 }
 
 // Where wgmma reads element (k, n) of an operand of 16 bits whose n are contiguous: an atom has 8 k
@@ -77,30 +82,31 @@ void require_equal(const char* what, uint64_t got, uint64_t expected) {
   std::exit(1);
 }
 
-void check_fields(uint64_t descriptor, uint32_t address, uint32_t stride, uint32_t leading) {
+void check_fields(uint64_t descriptor, uint32_t address, uint32_t stride, uint32_t leading,
+                  int width = 128) {
   const Fields f(descriptor);
   require_equal("start address", f.start, address / 16);
   require_equal("leading byte offset", f.leading_offset, leading / 16);
   require_equal("stride byte offset", f.stride_offset, stride / 16);
   require_equal("base offset", f.base_offset, 0);
-  require_equal("swizzle mode", f.swizzle, 1);  // 128 bytes
+  require_equal("swizzle mode", f.swizzle, width == 128 ? 1 : 2);
   require_equal("bits of no field", f.others, 0);
 }
 
-// Q, K, or V of 8 bits: `rows` rows of `panels` panels, contiguous along k.
-void check_k_major(uint32_t base, int rows, int box_rows, int panels, int size) {
-  const int in_panel = kPanelBytes / size, step_k = kStepBytes / size;
+// Q, K, or V of 8 bits: `rows` rows of `panels` panels of `width` bytes, contiguous along k.
+void check_k_major(uint32_t base, int rows, int box_rows, int panels, int size, int width = 128) {
+  const int in_panel = width / size, step_k = kStepBytes / size;
   const bool one_box = box_rows == rows;
-  const uint32_t step = one_box ? kAtomBytes : panels * kAtomBytes;
-  const uint32_t panel_step = one_box ? rows * kPanelBytes : kAtomBytes;
-  const uint64_t first = wgmma_descriptor(base, step);
-  check_fields(first, base, step, 16);
+  const uint32_t atom = 8 * width, step = one_box ? atom : panels * atom;
+  const uint32_t panel_step = one_box ? rows * width : atom;
+  const uint64_t first = wgmma_descriptor(base, step, 16, width);
+  check_fields(first, base, step, 16, width);
   for (int k0 = 0; k0 < panels * in_panel; k0 += step_k) {
     const Fields f(first + (k0 / in_panel * panel_step + k0 % in_panel * size) / 16);
     for (int row = 0; row < rows; ++row) {
       for (int k = 0; k < step_k; ++k) {
         require_equal("element of K", read_k_major(f, row, k, size),
-                      written(base, row, (k0 + k) * size, box_rows, panels));
+                      written(base, row, (k0 + k) * size, box_rows, panels, width));
       }
     }
   }
@@ -136,6 +142,7 @@ int main() {
         for (int box_rows : {8, rows}) {
           check_k_major(base, rows, box_rows, panels, 2);
           check_k_major(base, rows, box_rows, panels, 1);
+          check_k_major(base, rows, box_rows, panels, 1, 64);
           if (rows % 16 == 0) check_n_major(base, rows, box_rows, panels);
         }
       }
