@@ -9,14 +9,15 @@ from __future__ import annotations
 
 #: This file, for the header.
 SOURCE = "python/precast/_plan/wgmma.py"
-_FORMS_16 = {
+_Forms = dict[tuple[str, str], tuple[int, ...]]
+_FORMS_16: _Forms = {
     ("new", "ss"): (64, 128),
     ("add", "ss"): (64, 128),
     ("add", "rs"): (64, 96, 128, 256),
 }
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.
-_FORMS_8 = {
+_FORMS_8: _Forms = {
     ("new", "ss"): (8, 16, 32, 64, 128, 256),
     ("add", "ss"): (8, 16, 32, 64, 128, 256),
     ("new", "rs"): (8, 64, 72, 128, 136, 256),
@@ -25,7 +26,7 @@ _FORMS_8 = {
 #: Columns of D, by the element type of A and B (its name is also that of PTX), by whether the
 #: product is added to D ("add") or D is new ("new"), and by where A is: in shared memory ("ss") or
 #: in registers ("rs").
-COLUMNS: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {
+COLUMNS: dict[str, _Forms] = {
     "f16": _FORMS_16,
     "bf16": _FORMS_16,
     "e4m3": _FORMS_8,
