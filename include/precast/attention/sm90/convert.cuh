@@ -3,8 +3,9 @@
 // f16 on their way to shared memory. So they do with keys where wgmma multiplies these in f16, too;
 // other keys are copied as they are, by TMA or with cp.async (attention/sm90/tile.cuh says when).
 //
-// Each of the four warps converts a quarter of the rows. A lane reads 16 elements at once. All that
-// it reads of the next block is on its way while it waits for an empty buffer.
+// Each of the four warps converts a quarter of the rows, and copies the keys of these rows. A lane
+// reads 16 elements at once. All that it reads of a block is on its way while it waits for an empty
+// buffer.
 //
 // Why f16: it holds each e4m3 number exactly, and one instruction converts two. To bf16 it takes
 // several.
@@ -100,12 +101,11 @@ class Sm90ConvertProducer : Sm90Producer<Tile> {
     // those of its last token, which no score sees. Why: ptxas waits at once for a read with a
     // condition, and for one whose result a loop hands on.
     int32_t begin = work.kv_begin + (num_kv_blocks<Tile>(work) - 1) * Tile::kBlockN;
-    uint32_t page = 0;
     const auto token = [&] {
       const int row = warp * kRowsOfWarp + threadIdx.x % kRowsOfWarp;
       return min(begin + row, work.kv_end - 1);
     };
-    page = this->find_page(work, token());
+    uint32_t page = this->find_page(work, token());
     while (begin >= work.kv_begin) {
       page = this->valid_page(page);
       const uint64_t value = this->row_address(p_.v, block.kv_head, page, token());
