@@ -22,7 +22,7 @@ from precast._op.matcher import _Matcher
 from precast._ops.attention.kernels import workspace_bytes
 from precast._ops.attention.plan import PlanShape, Tables
 from precast._ops.comm.host_memory import allocate
-from precast._ops.comm.patterns import TOKEN
+from precast._ops.comm.patterns import TENSOR, TOKEN
 from precast.comm import vllm_init_custom_ar, vllm_meta_size, vllm_register_buffer
 from precast.trace import make_inputs, registered
 
@@ -48,6 +48,8 @@ _PUBLIC = {
 }
 #: It belongs to a format that is not implemented: legal is None alone.
 _NEVER_GIVEN = {"block_scale": "fused_rmsnorm_silu"}
+#: Two arguments of one export of which a call has either.
+_EITHER = {"allreduce_norm": {"scale_out", "scale_factor"}}
 _SHIFT = 16  # bytes: kernels want addresses that are a multiple of it
 
 
@@ -73,7 +75,8 @@ def pairs(export: Export) -> list[tuple[str, str]]:
     tensors = re.findall(r"Tensor(?:\(\w!\))?\?? (\w+)", export.schema)
     written = re.findall(r"Tensor\(\w!\)\?? (\w+)", export.schema)
     skipped = {"block", *(name for name, of in _NEVER_GIVEN.items() if of == export.name)}
-    return [(a, b) for a in written for b in tensors if a != b and not {a, b} & skipped]
+    found = [(a, b) for a in written for b in tensors if a != b and not {a, b} & skipped]
+    return [pair for pair in found if {*pair} != _EITHER.get(export.name)]
 
 
 def overlap_error(name: str, other: str) -> str:
@@ -112,6 +115,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 def call_of(export: Export, pair: tuple[str, str], dtypes: Sequence[torch.dtype] = ()) -> Call:
     """A call with both tensors that writes the first; ``dtypes`` are those of a module's axes."""
     call = _fullest(export.name, tuple(dtypes))
+    if export.name == "allreduce_norm" and "scale_factor" in pair:
+        call = call.replaced({"quant_mode": TENSOR, "scale_out": None})
     # An optional output takes the place of the tensor that it is like, which is only read then.
     instead = {
         p.name: None
@@ -192,7 +197,10 @@ def _calls_of_groups() -> list[Call]:
     x, y = (torch.randn(4, 128).bfloat16() for _ in range(2))
     outputs = [torch.zeros_like(x) for _ in range(3)]
     codes, scales = outputs[2].to(torch.float8_e4m3fn), torch.zeros(4, 1)
-    block = torch.zeros(1, dtype=torch.int64)
+    # What a workspace and a handle of two ranks pack; a launch would read these addresses.
+    fused = [0, 2, 1 << 20, *[0] * 3, -1, *[0] * 4, 1 << 12, 1 << 12, *[0] * 6]
+    registered = [0, 2, vllm_meta_size(), 1 << 12, 1 << 62, 0, 0, 1 << 12, 1 << 12, *[0] * 6]
+    block, handle_block = (torch.tensor(words, dtype=torch.int64) for words in (fused, registered))
     with precast.reference_mode():
         # The memory stays: the handle is used for as long as the process runs.
         memory = [allocate(vllm_meta_size())[0] for _ in range(2)]
@@ -205,7 +213,7 @@ def _calls_of_groups() -> list[Call]:
             *(block, 2, x, y, x[0].clone(), outputs[0], outputs[1], codes, scales),
             *(torch.ones(1), TOKEN, 0, 1e-6, 0.0, -1, False, True),
         ),
-        "custom_all_reduce": (x, outputs[0], 0, 0, 8, table.data_ptr(), block),
+        "custom_all_reduce": (x, outputs[0], 0, 0, 8, table.data_ptr(), handle_block),
         "vllm_all_reduce": (handle, x, outputs[0], memory[0], vllm_meta_size(), 8),
     }
     calls = []

@@ -202,7 +202,13 @@ void allreduce_norm_export(TensorView block, int64_t world, TensorView input,
   }
   if (params.mode == QuantMode::tensor) {
     const TensorView scale = required("scale_factor", scale_factor);
-    check_one_number(Arg{kOp, "scale_factor", scale}, in);
+    const Arg number = {kOp, "scale_factor", scale};
+    check_one_number(number, in);
+    for (const TensorMemory& out :
+         {TensorMemory(kOp, "norm_out", norm_out), TensorMemory(kOp, "residual_out", residual_out),
+          TensorMemory(kOp, "quant_out", quant_out)}) {
+      check_memory_apart(out, number);
+    }
     params.scale = static_cast<const float*>(data_of(scale));
   } else if (params.mode != QuantMode::none) {
     const TensorView scales = required("scale_out", scale_out);

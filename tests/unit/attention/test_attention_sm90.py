@@ -228,7 +228,8 @@ def fp8_tensors(head_dim=64):
         ({"pos_encoding_mode": "ROPE_LLAMA"}, "run_ragged_sm90"),
         ({"q_data_type": torch.float8_e5m2}, "run_ragged_sm90"),
         ({"kv_data_type": BF16}, "run_ragged_sm90"),
-        ({"head_dim": 96}, "run_ragged"),
+        ({"head_dim": 96}, "run_ragged_sm90"),
+        ({"head_dim": 80}, "run_ragged"),
     ],
     ids=str,
 )

@@ -12,6 +12,22 @@
 
 namespace precast {
 
+#if defined(__CUDACC__)
+
+template <typename Tile>
+struct Sm90Fp8Storage : Sm90SharedStorage<Tile> {
+  PipelineBarriers<Tile::kStagedStages> staged;  // V before it is transposed; `v` is V^T
+};
+
+// Where V lies before it is transposed: behind everything else.
+template <typename Tile>
+__device__ __forceinline__ uint32_t staged_values(const Sm90Buffers<Tile>& buffers, int stage) {
+  return buffers.base + Sm90Buffers<Tile>::kStorageOffset + Tile::kStorageBytes +
+         stage * Tile::kStagedBytes;
+}
+
+#endif  // __CUDACC__
+
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
 // O: the type of outputs.
@@ -77,18 +93,6 @@ struct Sm90Fp8Tile {
   }
   static __device__ __forceinline__ void barrier() { named_barrier(1, kThreads); }
 };
-
-template <typename Tile>
-struct Sm90Fp8Storage : Sm90SharedStorage<Tile> {
-  PipelineBarriers<Tile::kStagedStages> staged;  // V before it is transposed; `v` is V^T
-};
-
-// Where V lies before it is transposed: behind everything else.
-template <typename Tile>
-__device__ __forceinline__ uint32_t staged_values(const Sm90Buffers<Tile>& buffers, int stage) {
-  return buffers.base + Sm90Buffers<Tile>::kStorageOffset + Tile::kStorageBytes +
-         stage * Tile::kStagedBytes;
-}
 
 #endif  // __CUDACC__ && PRECAST_SM
 
