@@ -338,15 +338,17 @@ def problem(
         if actual.shape != right.shape:
             return f"{name} has shape {[*actual.shape]}, not {[*right.shape]}: {case}"
         a, b = actual.double(), right.double()
-        limit = table[case.dtype] * (1 + b.abs())
+        limit, rare = table[case.dtype] * (1 + b.abs()), RARE
         if case.pos_encoding_mode == "ROPE_LLAMA" and case.dtype != torch.float32:
             # Turned queries and keys are rounded to 16 bits: where the angles' last bits differ
-            # some are rounded the other way, which a large scale of scores makes visible.
-            limit = 2 * limit
+            # some are rounded the other way, which a large scale of scores makes visible. The
+            # reference rounds to the type of the queries; Hopper's kernels turn keys of e4m3 in
+            # f16, which is nearer to the numbers themselves than bf16.
+            limit, rare = 2 * limit, 10 * RARE
         fits = (a == b) | ((a - b).abs() <= limit)  # Infinities are equal.
         # Probabilities are rounded to 16 bits, of which few elements get the worst: in a million,
         # one may be twice as far off.
-        is_rare = name == "out" and int((~fits).sum()) <= RARE * fits.numel()
+        is_rare = name == "out" and int((~fits).sum()) <= rare * fits.numel()
         if is_rare:
             fits = (a == b) | ((a - b).abs() <= 2 * limit)
         if not bool(fits.all()):

@@ -251,7 +251,8 @@ def test_queries_of_any_size_with_keys_of_e4m3(head_dims, dtype, generator):
     batch.q[5] = 0
     out, lse = run_ragged(batch, causal=True)
     want, sums = batch.expected(causal=True)
-    tolerance = 5e-3 if dtype == BF16 else 1e-3
+    # Queries of bf16 are multiplied in FP8, which loses about 2^-10 of a score of this size.
+    tolerance = 1e-2 if dtype == BF16 else 1e-3
     torch.testing.assert_close(out.double(), want, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.double(), sums, atol=tolerance, rtol=tolerance)
 
