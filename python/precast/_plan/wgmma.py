@@ -16,7 +16,7 @@ _FORMS_16 = {
 }
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.
-_FORMS_8 = {
+_FORMS_8: dict[tuple[str, str], tuple[int, ...]] = {
     ("new", "ss"): (8, 16, 32, 64, 128, 256),
     ("add", "ss"): (8, 16, 32, 64, 128, 256),
     ("new", "rs"): (8, 64, 72, 128, 136, 256),
