@@ -77,16 +77,19 @@ struct AllReduceTuning {
 
 // How large CTAs are at most, and how many of these fit a multiprocessor. A grid takes half of
 // them, so that two grids may run at once. A thread has 64 registers, or 128 where the vectors of
-// many peers, the second phase or unaligned rows need them; with two vectors of eight ranks even
-// more.
+// many peers, the second phase or unaligned rows need them, or two vectors and a norm; with two
+// vectors of eight ranks even more.
 struct CtaLimits {
   int threads;
   int ctas;
 };
 
 constexpr CtaLimits allreduce_limits(int world, bool norm, int vecs, bool two_shot, bool aligned) {
-  const int threads = world == 2 && !two_shot && aligned ? 512 : 256;
-  const bool needs_more = vecs == 2 && (world == 8 || (norm && threads == 512));
+  // Why no other number for unaligned rows: it decides in which order the squares of a row are
+  // added, and ranks do not know of each other's alignment.
+  const int threads = world == 2 && !two_shot ? 512 : 256;
+  const bool needs_more =
+      (vecs == 2 && (world == 8 || (norm && threads == 512))) || (!aligned && threads == 512);
   return {threads, needs_more ? 1 : 2};
 }
 
@@ -374,27 +377,27 @@ __global__ __launch_bounds__(
 
 #if !defined(__CUDACC_RTC__)
 
+template <typename Epilogue, int kWorld, bool kAligned>
+auto allreduce_kernel(bool two_shot, int vecs) -> void (*)(typename Epilogue::Params) {
+  if (vecs == 1) {
+    return two_shot ? AllReduceKernel<Epilogue, kWorld, 1, true, kAligned>
+                    : AllReduceKernel<Epilogue, kWorld, 1, false, kAligned>;
+  }
+  return two_shot ? AllReduceKernel<Epilogue, kWorld, 2, true, kAligned>
+                  : AllReduceKernel<Epilogue, kWorld, 2, false, kAligned>;
+}
+
 // Launches the kernel on `stream`. `p.rows`, `p.columns` and `p.row_vecs` are set, and a row fits
-// the cluster. Unaligned rows need two vectors a thread.
+// the cluster.
 template <typename Epilogue, int kWorld>
 cudaError_t launch_allreduce_rows(const typename Epilogue::Params& p, bool two_shot,
                                   const AllReduceTuning& cut, bool enable_pdl,
                                   cudaStream_t stream) {
-  const auto run = [&](void (*kernel)(typename Epilogue::Params)) {
-    const int64_t most = cut.ctas / cut.cluster > 0 ? cut.ctas / cut.cluster : 1;
-    return launch_clusters(kernel, static_cast<uint32_t>(p.rows < most ? p.rows : most),
-                           cut.cluster, dim3(cut.threads), enable_pdl, stream, p);
-  };
-  if (!p.aligned) {
-    return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 2, true, false>)
-                    : run(AllReduceKernel<Epilogue, kWorld, 2, false, false>);
-  }
-  if (cut.vecs == 1) {
-    return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 1, true, true>)
-                    : run(AllReduceKernel<Epilogue, kWorld, 1, false, true>);
-  }
-  return two_shot ? run(AllReduceKernel<Epilogue, kWorld, 2, true, true>)
-                  : run(AllReduceKernel<Epilogue, kWorld, 2, false, true>);
+  const int64_t most = cut.ctas / cut.cluster > 0 ? cut.ctas / cut.cluster : 1;
+  const auto kernel = p.aligned ? allreduce_kernel<Epilogue, kWorld, true>(two_shot, cut.vecs)
+                                : allreduce_kernel<Epilogue, kWorld, false>(two_shot, cut.vecs);
+  return launch_clusters(kernel, static_cast<uint32_t>(p.rows < most ? p.rows : most), cut.cluster,
+                         dim3(cut.threads), enable_pdl, stream, p);
 }
 
 #endif

@@ -53,12 +53,11 @@ inline cudaError_t limit_ctas(const CtaLimits& limits, AllReduceTuning* cut) {
 // 32 MiB take 98 us with 256 threads of two vectors, 101 us with 512 of one; 1 MiB 5.8 and 5.2 (two
 // H200).
 //
-// The length of a row decides where vectors lie in the receive buffers. So it must not depend on
-// the alignment of tensors, which ranks do not know of each other: unaligned tensors take rows of
-// the same length by half as many threads with two vectors.
+// The length of a row decides where vectors lie in the receive buffers, so it must not depend on
+// the alignment of tensors, which ranks do not know of each other.
 inline cudaError_t tune_plain(int64_t vecs, int world, bool two_shot, bool aligned,
                               AllReduceTuning* cut) {
-  const int most = allreduce_limits(world, false, 1, two_shot, true).threads;
+  const int most = allreduce_limits(world, false, 1, two_shot, aligned).threads;
   const bool is_large = vecs > (two_shot ? 1 << 16 : 1 << 18);
   if (cut->threads == 0) {
     cut->threads = vecs <= 64 * 128 ? 128 : vecs <= 128 * 256 || is_large ? 256 : most;
@@ -66,18 +65,13 @@ inline cudaError_t tune_plain(int64_t vecs, int world, bool two_shot, bool align
   if (cut->threads > most) cut->threads = most;
   if (cut->vecs == 0) cut->vecs = is_large ? 2 : 1;
   cut->cluster = 1;
-  const CtaLimits unaligned = allreduce_limits(world, false, 2, two_shot, false);
-  if (!aligned && cut->vecs == 1) {
-    cut->threads /= 2;
-    cut->vecs = 2;
-  }
-  if (!aligned && cut->threads > unaligned.threads) return cudaErrorInvalidConfiguration;
   return limit_ctas(allreduce_limits(world, false, cut->vecs, two_shot, aligned), cut);
 }
 
 // Sets what the caller left open for whole rows of `row_vecs` vectors. Why: one vector a thread was
 // the fastest at all sizes, in CTAs of 128 threads for few rows, larger ones for more (two and four
-// H200). Longer rows take two.
+// H200). Longer rows take two. As with rows of any length, alignment must not matter: the order in
+// which squares are added depends on the cut, and all ranks must have the same bits.
 inline cudaError_t tune_rows(int64_t rows, int row_vecs, int world, bool two_shot, bool aligned,
                              AllReduceTuning* cut) {
   const int most = allreduce_limits(world, true, 1, two_shot, aligned).threads;
@@ -86,9 +80,8 @@ inline cudaError_t tune_rows(int64_t rows, int row_vecs, int world, bool two_sho
   if (cut->cluster > kMaxCluster) cut->cluster = kMaxCluster;
   if (cut->vecs == 0) {
     const int row_threads = most * (cut->cluster > 0 ? cut->cluster : kMaxCluster);
-    cut->vecs = aligned && row_vecs <= row_threads && row_vecs <= kMaxRowThreads ? 1 : 2;
+    cut->vecs = row_vecs <= row_threads && row_vecs <= kMaxRowThreads ? 1 : 2;
   }
-  if (!aligned) cut->vecs = 2;
   if (cut->cluster == 0) {
     const int wanted = vecs <= 1 << 15 ? 128 : vecs <= 1 << 16 ? 256 : most;
     const int vecs_of_cta = cut->vecs * (wanted < most ? wanted : most);
