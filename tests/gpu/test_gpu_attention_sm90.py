@@ -449,8 +449,7 @@ class Fp8Batch(Batch):
     """The same in e4m3."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.q, self.k, self.v = (_padded(x.to(E4M3)) for x in (self.q, self.k, self.v))
+        super().__init__(*args, dtype=E4M3, **kwargs)
 
 
 FP8_TYPES = {"q_data_type": E4M3, "kv_data_type": E4M3, "o_data_type": BF16}
