@@ -8,13 +8,14 @@ row and CTA are partial where the operator allows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 import precast
 from precast.trace import Const, TraceTemplate, Var, make_inputs, registered
+from precast.trace.inputs import _put
+from precast.trace.template import argument
 
 __all__ = ["MANY", "PAIRS", "calls", "copied", "expected", "shifted"]
 
@@ -76,9 +77,8 @@ def _moved(
     """An object of which a method is called is made anew, from what the template reads of it."""
     moved = {name: _mapped(value, place) for name, value in call.items() if name != "self"}
     if "self" in call:
-        paths = [path.split(".") for path in template.input_params().values() if "." in path]
-        read = {name: _mapped(getattr(call["self"], name), place) for _, name in paths}
-        moved["self"] = SimpleNamespace(**read)
+        for path in {path for path in template.input_params().values() if "." in path}:
+            _put(moved, path, None, _mapped(argument(call, path), place))
         assert template.fill is not None
         template.fill(moved)
     return moved

@@ -51,7 +51,9 @@ def test_a_kernel_gives_what_its_definition_says(
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for name, mine, expected in zip(template.outputs, got, wanted, strict=True):
         of_attention = template.op_type.startswith(("gqa_", "block_sparse_attention"))
-        row = (tolerance_of_attention if of_attention else tolerance)(mine.dtype)
+        # Kernels write the dtype of queries, which is copied where outputs have another.
+        written = dtype if of_attention and name == "output" else mine.dtype
+        row = (tolerance_of_attention if of_attention else tolerance)(written)
         limits = LONG_SUMS.get(template.name_prefix, row)
         assert_close(mine, expected, name=f"{template.name_prefix}: {name}", **limits._asdict())
 
