@@ -28,6 +28,8 @@ def test_what_a_public_module_exports_has_a_public_name(name):
     for attribute in getattr(module, "__all__", ()):
         value = getattr(module, attribute)
         own = str(getattr(value, "__module__", "")).startswith("precast.")
+        if name == "comm" and attribute.endswith("_reference"):  # ``precast`` does not export it.
+            continue
         if own and (inspect.isroutine(value) or inspect.isclass(value)):
             found = public_name(value)
             assert not any(part.startswith("_") for part in found.split(".")), attribute
