@@ -157,6 +157,25 @@ def _missing(call: Call) -> tuple[int, int]:
     return sum(x is None for x in call.values), sum(x.numel() == 0 for x in tensors)
 
 
+#: Functions that have kernels of their own for queries, keys and values in e4m3.
+_WITH_E4M3 = "single_prefill_with_kv_cache", "trtllm_batch_context_with_kv_cache"
+
+
+def _to_e4m3(call: Call) -> Call:
+    """The call with queries, keys and values in e4m3."""
+    names = call.tensors.keys() & {
+        "q",
+        "k",
+        "v",
+        "k_cache",
+        "v_cache",
+        "query",
+        "key_cache",
+        "value_cache",
+    }
+    return call.replaced({name: call.tensors[name].to(torch.float8_e4m3fn) for name in names})
+
+
 @functools.cache
 def recorded() -> dict[str, list[Call]]:
     """The calls that the traces of all ops are, by export."""
@@ -187,6 +206,10 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
+    for name in ("run_paged_sm90", "run_ragged_sm90", *_WITH_E4M3):
+        in_e4m3 = kernels()[f"{name}_fp8"]
+        assert isinstance(in_e4m3, Export)
+        found[in_e4m3.name] = [Call(in_e4m3, _to_e4m3(call).values) for call in found[name]]
     for call in _calls_of_groups():
         found[call.export.name] = [call]
     return found
