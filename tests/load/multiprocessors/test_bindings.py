@@ -50,8 +50,8 @@ TAKES_A_PLAN = {
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
 MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
-#: Calls of these are not recorded yet: reference mode makes none of e4m3 on Hopper, and buffers that
-#: processes share have no trace. tests/gpu covers their errors.
+#: Calls of these are not recorded yet: reference mode makes none of e4m3 on Hopper, and what
+#: processes share has no trace. tests/gpu covers their errors.
 WITHOUT_CALLS = (
     *("run_paged_sm90_fp8", "run_ragged_sm90_fp8", "single_prefill_with_kv_cache_fp8"),
     *("trtllm_batch_context_with_kv_cache_fp8", PACKS),
