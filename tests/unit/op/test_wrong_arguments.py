@@ -29,7 +29,8 @@ def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
     found = {}
     for function, template in registered():
         name = public_name(function)
-        if name.startswith("precast.") and "Wrapper" not in name:
+        is_method = name.split(".")[-2][:1].isupper()
+        if name.startswith("precast.") and not is_method:
             found.setdefault(name, (function, template))
     return found
 

@@ -20,9 +20,13 @@ from precast._op.dispatch import kernels
 from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 
 __all__ = ["benchmarks", "on_cpu"]
-FAMILIES = sorted({kernel.op for kernel in kernels().values()})
+#: Several processes measure these, in a program for each: bench_allreduce.py and
+#: bench_custom_all_reduce.py. The cases of e4m3 on Hopper are in bench_attention_sm90.py.
+ELSEWHERE = {"allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8"}
+FAMILIES = sorted({kernel.op for kernel in kernels().values()} - ELSEWHERE)
 #: A function with kernels of two families is measured with the one that has its name, or the first.
 FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in reversed(kernels().values())}
+FUNCTIONS = {function: op for function, op in FUNCTIONS.items() if op not in ELSEWHERE}
 #: Their kernels are those of a wrapper of prefill.
 WRAPPERS = {
     **dict.fromkeys(
