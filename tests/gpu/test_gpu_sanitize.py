@@ -72,6 +72,7 @@ HOPPER_DTYPES = [
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float8_e4m3fn),
     (torch.float16, torch.float8_e4m3fn),
+    (torch.float8_e4m3fn, torch.float8_e4m3fn),
 ]
 
 
@@ -96,6 +97,9 @@ def test_attention_for_hopper(
     has_turns = dims[0] == 64 and of_queries == of_keys
     options = {"disable_split_kv": has_turns, "causal": True}
     options |= {"q_data_type": of_queries, "kv_data_type": of_keys}
+    is_fp8 = of_queries == torch.float8_e4m3fn
+    if is_fp8:
+        options["o_data_type"] = torch.bfloat16
     rows, lens = [0, 70, 103], [150, 200]
 
     def tokens(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -121,4 +125,5 @@ def test_attention_for_hopper(
         out = wrapper.run(q, *caches)
     torch.cuda.synchronize()
     assert wrapper._plan.shape.sm90
+    assert wrapper._plan.multiplies_fp8 == (is_fp8 and dims != (96, 96))
     assert out.isfinite().all()

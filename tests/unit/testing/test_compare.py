@@ -98,7 +98,10 @@ def test_committed_results_are_as_fast_as_themselves(compare: Any) -> None:
     folders = sorted(RESULTS.iterdir())
     assert folders
     for folder in folders:
-        assert compare.main([str(folder)] * 2) == 0
+        runs = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+        # Figures by their units are left out, and a folder may have nothing else.
+        if not all("figures" in record for run in runs for record in run["results"]):
+            assert compare.main([str(folder)] * 2) == 0
 
 
 def test_engines_are_compared_by_the_time_of_a_token(compare: Any, tmp_path: Path) -> None:
