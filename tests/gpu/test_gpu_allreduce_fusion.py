@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 GPUS = torch.cuda.device_count()
 

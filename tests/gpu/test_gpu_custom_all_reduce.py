@@ -13,6 +13,8 @@ import torch
 
 from precast.comm import vllm_dispose, vllm_init_custom_ar, vllm_register_buffer
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 
 
