@@ -24,6 +24,7 @@
 # SANITIZER       compute-sanitizer (default: on the PATH, or the CUDA toolkit's)
 # OUT             the folder of logs (default build/sanitize)
 set -euo pipefail
+# shellcheck source=ci/parts.sh
 . "$(dirname "$0")/parts.sh"
 tools=("$@")
 [ $# -gt 0 ] || tools=(memcheck racecheck)
