@@ -5,50 +5,21 @@
 // of one are in use, the first of the next arrive.
 //
 // Layout   a stage holds K [kBlockN, KeyRows::kStride bytes], then V [kBlockN, ValueRows::kStride]
-// Threads  in the 16-row tile each warp has a pipeline of its own, else the CTA has one. One thread
-//          per token looks up the page of the token, one KV block ahead, and writes the addresses
-//          of its rows to a table in shared memory. kLanes neighbouring lanes copy a row.
+// Threads  in the 16-row tile each warp has a pipeline of its own, else the CTA has one
 //
-// NVFP4 is converted to f16 on the way: a lane loads the codes of eight numbers and the scale of
-// their block, and stores what a chunk of f16 is. The table has the page and the entry of a token
-// then, because a token has four rows, of codes and of scales.
-//
-// Tokens past the end of a work tile become zeros, whatever their page holds. Why: P is 0 for them,
-// but 0 * NaN is NaN.
+// This file has the class and its stages. attention/kv_pages.cuh finds out where rows lie, and
+// attention/kv_rows.cuh, which is to be included, copies them.
 #pragma once
 
 #include "precast/attention/kv_format.cuh"
 #include "precast/attention/query.cuh"
 #include "precast/core/cp_async.cuh"
-#include "precast/core/load_relaxed.cuh"
-#include "precast/core/prefetch.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
-
-// An entry of the page table, or 0 if it does not exist, without a branch. kEarly: while another
-// grid may be writing it; see load_relaxed().
-template <bool kEarly = false>
-__device__ __forceinline__ uint32_t load_page(const int32_t* page, bool exists) {
-  uint32_t value = 0;
-  if constexpr (kEarly) {
-    if (exists) value = load_relaxed(page);
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.u32 p, %2, 0;\n"
-        "@p ld.global.u32 %0, [%1];\n"
-        "}"
-        : "+r"(value)
-        : "l"(page), "r"(exists ? 1u : 0u)
-        : "memory");
-  }
-  return value;
-}
 
 __device__ __forceinline__ void store_address(uint32_t to, const void* address) {
   asm volatile("st.shared.u64 [%0], %1;" ::"r"(to), "l"(address) : "memory");
@@ -257,217 +228,6 @@ class KvPipeline {
     return stage >= Tile::kStages ? stage - Tile::kStages : stage;
   }
 
-  // Goes on to the next work tile.
-  __device__ __forceinline__ void start_next_tile() {
-    switch_tile();
-    look_up_pages();
-  }
-
-  __device__ __forceinline__ void switch_tile() {
-    const BlockInfo& block = queue_.blocks[next_slot_];
-    next_token_ = block.work.kv_begin + warp_kv_ * Tile::kBlockN;
-    end_token_ = block.work.kv_end;
-    slot_ = next_slot_;
-    if constexpr (kIsPacked) kv_head_ = block.kv_head;
-    if constexpr (Tile::kWarpsSplitKv) {
-      kv_start_ = block.work.kv_start;
-      const uint4* k = static_cast<const uint4*>(p_.k.data) + block.kv_head * p_.k.head_stride;
-      const uint4* v = static_cast<const uint4*>(p_.v.data) + block.kv_head * p_.v.head_stride +
-                       block.v_column / kElementsPerChunk;
-      base_[0] = looks_up_v() ? v : k;
-      base_[1] = v;
-    }
-    next_slot_ = -1;
-  }
-
-  // Starts to load the page table entries of the KV block at next_token_.
-  template <bool kEarly = false>
-  __device__ __forceinline__ void look_up_pages() {
-    if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
-    const uint32_t token = next_token_ + thread() % Tile::kBlockN;
-    const uint32_t page = p_.page_size.divide(token);
-    page_ = (Tile::kWarpsSplitKv ? kv_start_ : queue_.blocks[slot_].work.kv_start) + page;
-    page_entry_ = token - page * p_.page_size.value;
-    if (p_.kv_indices == nullptr) return;
-    const bool exists = static_cast<int32_t>(token) < end_token_ && page_ < p_.num_kv_indices;
-    page_ = load_page<kEarly>(p_.kv_indices + page_, exists);
-  }
-
-  // Prefetches rows of the KV block at next_token_ to L2. Why not more: the prefetches of an SM
-  // come one after another, and with more of them short requests took longer.
-  __device__ __forceinline__ void prefetch_block() const {
-    constexpr int kMostRows = 16;
-    if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
-    if (thread() % Tile::kBlockN >= kMostRows) return;
-    const int32_t token = next_token_ + thread() % Tile::kBlockN;
-    if (token >= end_token_ || page_ >= p_.num_pages) return;
-    const uint64_t page = page_, entry = page_entry_;
-    const bool is_v = looks_up_v();
-    constexpr int kBits = KvFormat<KV>::kBits;
-    if (!is_v) {
-      prefetch_bytes_to_l2(base(false) + (page * p_.k.page_stride + entry * p_.k.entry_stride),
-                           Tile::kDimK * kBits / 8);
-    }
-    if (is_v || !kSeparateKvLookups) {
-      prefetch_bytes_to_l2(base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride),
-                           Tile::kDimV * kBits / 8);
-    }
-  }
-
-  // Writes the addresses of these tokens to the table. Why not in look_up_pages(): the loads take
-  // long. Where there is nothing to load, the addresses are not used.
-  __device__ __forceinline__ void publish_addresses() {
-    if (!kOverlapsMma && next_token_ >= end_token_) return;
-    if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
-    // Why: a page that the cache does not have must not be read.
-    const uint64_t page = page_ < p_.num_pages ? page_ : 0u, entry = page_entry_;
-    const uint32_t to = table_half() + thread() % Tile::kBlockN * 16;
-    const bool is_v = looks_up_v();
-    if constexpr (kIsPacked) {
-      if (!is_v) store_address(to, reinterpret_cast<const void*>(page << 32 | entry));
-      return;
-    }
-    store_address(to + (is_v ? 8 : 0),
-                  base(is_v) + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
-                                entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
-    if constexpr (!kSeparateKvLookups) {
-      store_address(to + 8, base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride));
-    }
-  }
-
-  // The address of page or token 0 of K or V. Why only the 16-row tile has it in registers: the
-  // 128-row tile has none left.
-  __device__ __forceinline__ const uint4* base(bool is_v) const {
-    if constexpr (Tile::kWarpsSplitKv) {
-      return base_[is_v && !kSeparateKvLookups];
-    } else {
-      return is_v ? queue_.blocks[slot_].v_base : queue_.blocks[slot_].k_base;
-    }
-  }
-
-  // The shared address of a lane's chunk in round i, j * kLanes chunks to the right, from that of
-  // its first chunk. Where chunks are swizzled, stages are multiples of 128 bytes, so the low bits
-  // of addresses are those of offsets.
-  template <typename Rows>
-  static __device__ __forceinline__ uint32_t chunk_address(uint32_t first, int i, int j) {
-    const int row = i * kRowsPerRound;
-    if constexpr (Rows::kXor) {
-      static_assert(Tile::kStageBytes % 128 == 0 && Tile::kKeyBytes % 128 == 0, "see above");
-      const int flip = (Rows::offset(row, 0) - row * Rows::kStride) / 16;  // the row's swizzle
-      const int right = j * kLanes;
-      return (first ^ ((flip ^ (right & Rows::kMask)) * 16)) + row * Rows::kStride +
-             (right & ~Rows::kMask) * 16;
-    } else {
-      return first + row * Rows::kStride + j * kLanes * 16;
-    }
-  }
-
-  // The table entry of this thread's row in round i. A thread without a row gets that of another.
-  __device__ __forceinline__ uint32_t table_entry(int i) const {
-    const int row = static_cast<int>(row_) + i * kRowsPerRound;
-    return table_half() +
-           (Tile::kBlockN % kRowsPerRound == 0 ? row : min(row, Tile::kBlockN - 1)) * 16;
-  }
-
-  // Starts the copy of this thread's row in round i of the KV block at next_token_. A token past
-  // the end becomes zeros.
-  __device__ __forceinline__ void copy_row(int i, const uint64_t (&rows)[2]) {
-    const uint32_t stage = write_stage() * Tile::kStageBytes;
-    const int row = static_cast<int>(row_) + i * kRowsPerRound;
-    if (Tile::kBlockN % kRowsPerRound != 0 && row >= Tile::kBlockN) return;
-    const bool exists = next_token_ + row < end_token_;
-    const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
-    const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
-#pragma unroll
-    for (int j = 0; j < kKeyChunks / kLanes; ++j) {
-      cp_async(stage + chunk_address<typename Tile::KeyRows>(k_target_, i, j), k + j * kLanes,
-               exists, policy_);
-    }
-#pragma unroll
-    for (int j = 0; j < kValueChunks / kLanes; ++j) {
-      cp_async(stage + chunk_address<typename Tile::ValueRows>(v_target(), i, j), v + j * kLanes,
-               exists, policy_);
-    }
-  }
-
-  // The same for packed rows in rounds from kBegin to kEnd, which arrive at once. Why larger tiles
-  // take one round and one of K and V at a time: they have no registers left.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void convert_rows() {
-    if constexpr (Tile::kWarpsSplitKv) {
-#pragma unroll
-      for (int i = kBegin; i < kEnd; i += kPackedRounds) {
-        PackedChunk k[kPackedRounds][kKeyChunks / kLanes];
-        PackedChunk v[kPackedRounds][kValueChunks / kLanes];
-        load_packed_rows(k, i, p_.k, p_.k_scales);
-        load_packed_rows(v, i, p_.v, p_.v_scales);
-        store_packed_rows<typename Tile::KeyRows>(k, i, k_target_);
-        store_packed_rows<typename Tile::ValueRows>(v, i, v_target());
-      }
-    } else {
-#pragma unroll 1
-      for (int i = kBegin; i < kEnd; ++i) {
-        PackedChunk k[1][kKeyChunks / kLanes], v[1][kValueChunks / kLanes];
-        load_packed_rows(k, i, p_.k, p_.k_scales);
-        store_packed_rows<typename Tile::KeyRows>(k, i, k_target_);
-        load_packed_rows(v, i, p_.v, p_.v_scales);
-        store_packed_rows<typename Tile::ValueRows>(v, i, v_target());
-      }
-    }
-  }
-
-  // Loads this lane's chunks of rows of K or V in kCount rounds from `first` on.
-  template <int kCount, int kChunks>
-  __device__ __forceinline__ void load_packed_rows(PackedChunk (&chunks)[kCount][kChunks],
-                                                   int first, const AttentionCache& cache,
-                                                   const AttentionScales& scales) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int row = static_cast<int>(row_) + (first + i) * kRowsPerRound;
-      const bool exists = row < Tile::kBlockN && next_token_ + row < end_token_;
-      uint64_t slot[2];  // page and entry, and what is not used
-      load_addresses(slot, table_entry(first + i));
-      load_packed_row(chunks[i], cache, scales, slot[0], exists);
-    }
-  }
-
-  // Stores them to the stage that is loaded; `target`: the shared address of the first chunk.
-  template <typename Rows, int kCount, int kChunks>
-  __device__ __forceinline__ void store_packed_rows(const PackedChunk (&chunks)[kCount][kChunks],
-                                                    int first, uint32_t target) const {
-    const uint32_t stage = write_stage() * Tile::kStageBytes;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int row = static_cast<int>(row_) + (first + i) * kRowsPerRound;
-      if (row >= Tile::kBlockN) continue;
-#pragma unroll
-      for (int j = 0; j < kChunks; ++j) {
-        chunks[i][j].store(stage + chunk_address<Rows>(target, first + i, j));
-      }
-    }
-  }
-
-  // Loads this lane's chunks of a row of K or V; `slot`: its page and entry.
-  template <int kCount>
-  __device__ __forceinline__ void load_packed_row(PackedChunk (&chunks)[kCount],
-                                                  const AttentionCache& cache,
-                                                  const AttentionScales& scales, uint64_t slot,
-                                                  bool exists) const {
-    const uint64_t page = slot >> 32, entry = slot & 0xffffffffu;
-    const int64_t head = kv_head_;
-    const unsigned char* codes = reinterpret_cast<const unsigned char*>(
-        static_cast<const uint4*>(cache.data) + head * cache.head_stride +
-        (page * cache.page_stride + entry * cache.entry_stride));
-    const unsigned char* factors = scales.data + head * scales.head_stride +
-                                   static_cast<int64_t>(page) * scales.page_stride +
-                                   static_cast<int64_t>(entry) * scales.entry_stride;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const int chunk = static_cast<int>(lane_) + j * kLanes;  // of eight numbers
-      chunks[j].load(codes + chunk * 4, factors + chunk / 2, exists);
-    }
-  }
-
   // Counts the KV block at next_token_ as loaded, if there is one, and goes on to the one after it.
   __device__ __forceinline__ void advance_write_block() {
     table_half_ ^= 1;
@@ -495,6 +255,37 @@ class KvPipeline {
     }
     cp_async_commit_group();
   }
+
+  // -- attention/kv_pages.cuh ---------------------------------------------------------------------
+
+  __device__ __forceinline__ void start_next_tile();
+  __device__ __forceinline__ void switch_tile();
+  template <bool kEarly = false>
+  __device__ __forceinline__ void look_up_pages();
+  __device__ __forceinline__ void prefetch_block() const;
+  __device__ __forceinline__ void publish_addresses();
+  __device__ __forceinline__ const uint4* base(bool is_v) const;
+
+  // -- attention/kv_rows.cuh ----------------------------------------------------------------------
+
+  __device__ __forceinline__ uint32_t table_entry(int i) const;
+  __device__ __forceinline__ void copy_row(int i, const uint64_t (&rows)[2]);
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void convert_rows();
+  template <int kCount, int kChunks>
+  __device__ __forceinline__ void load_packed_rows(PackedChunk (&chunks)[kCount][kChunks],
+                                                   int first, const AttentionCache& cache,
+                                                   const AttentionScales& scales) const;
+  template <int kCount>
+  __device__ __forceinline__ void load_packed_row(PackedChunk (&chunks)[kCount],
+                                                  const AttentionCache& cache,
+                                                  const AttentionScales& scales, uint64_t slot,
+                                                  bool exists) const;
+  template <typename Rows, int kCount, int kChunks>
+  __device__ __forceinline__ void store_packed_rows(const PackedChunk (&chunks)[kCount][kChunks],
+                                                    int first, uint32_t target) const;
+  template <typename Rows>
+  static __device__ __forceinline__ uint32_t chunk_address(uint32_t first, int i, int j);
 
   const AttentionParams& p_;
   const WorkTileQueue<Tile>& queue_;

@@ -16,7 +16,7 @@
 
 #include "precast/attention/combine.cuh"
 #include "precast/attention/gemm.cuh"
-#include "precast/attention/kv_pipeline.cuh"
+#include "precast/attention/kv_rows.cuh"
 #include "precast/attention/mask.cuh"
 #include "precast/attention/rotary.cuh"
 #include "precast/core/launch.cuh"

@@ -44,23 +44,22 @@ TAKES_A_PLAN = {
     "run_paged": {"block"},
     "run_paged_nvfp4": {"block"},
     "run_paged_sm90": {"block"},
+    "run_paged_sm90_fp8": {"block"},
     "run_ragged": {"block"},
     "run_ragged_sm90": {"block"},
+    "run_ragged_sm90_fp8": {"block"},
 }
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
 MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
-#: Calls of these are not recorded yet: reference mode makes none of e4m3 on Hopper, and what
-#: processes share has no trace. tests/gpu covers their errors.
-WITHOUT_CALLS = (
-    *("run_paged_sm90_fp8", "run_ragged_sm90_fp8", "single_prefill_with_kv_cache_fp8"),
-    *("trtllm_batch_context_with_kv_cache_fp8", PACKS),
-    *("allreduce", "allreduce_norm", "custom_all_reduce", "vllm_all_reduce"),
-)
+#: Calls of these are not recorded yet: what processes share has no trace. tests/gpu covers their
+#: errors.
+WITHOUT_CALLS = ("allreduce", "allreduce_norm", "custom_all_reduce", "vllm_all_reduce")
 #: ``workspace_size`` takes tensors of the host: test_attention_plan.py. The others are calls of
 #: run_ragged and run_paged after a plan: test_wrapper_bindings.py.
 NOT_HERE = (
     *("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache"),
+    *("single_prefill_with_kv_cache_fp8", "trtllm_batch_context_with_kv_cache_fp8"),
     *FUNCTIONAL,
     *(name for name in kernels() if name.startswith("trtllm_fmha_v2_prefill")),
     *WITHOUT_CALLS,

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from attention_arguments import (
+    Call,
     assert_wrong_arguments_are_named,
     doubtful_outcomes,
     outcome,
 )
 from attention_composed_calls import CALLS
+from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda
 
@@ -41,8 +43,12 @@ SHARE = 1 if os.environ.get("TEST_ALL") else 0.3
 
 
 @pytest.fixture
-def bindings(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of the loader: the bindings of one module of each op, with no kernel."""
+def bindings(built: Built, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In the place of the loader: the bindings of one module of each op, with no kernel.
+
+    The names of kernels that are called are appended to the list.
+    """
+    called: list[str] = []
     specs = {spec.op: spec for spec in built.specs if spec.arch.name == ARCH}
     names = {k.export: k.parameters for k in kernels().values() if k.name == k.export}
 
@@ -55,6 +61,7 @@ def bindings(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
         function = bound(self.op, self.export)
 
         def export(*args: Any) -> None:
+            called.append(self.name)
             if self.export == ON_HOST:
                 function(*args[:-1], 132)
                 return
@@ -69,6 +76,7 @@ def bindings(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernel, "__missing__", missing)
     for kernel in kernels().values():
         kernel.clear()
+    return called
 
 
 def _moved(name: str, value: Any) -> Any:
@@ -76,17 +84,40 @@ def _moved(name: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_argument_is_named(name: str, bindings: None) -> None:
+def test_a_wrong_argument_is_named(name: str, bindings: list[str]) -> None:
     assert_wrong_arguments_are_named(CALLS[name])
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if "reset_workspace" not in name])
-def test_references_refuse_the_same(name: str, bindings: None) -> None:
+def test_references_refuse_the_same(name: str, bindings: list[str]) -> None:
+    assert_references_refuse_the_same(name, CALLS[name])
+
+
+@pytest.mark.parametrize("name", FP8_CALLS)
+def test_references_refuse_the_same_of_fp8(
+    name: str, bindings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_hopper(monkeypatch)
+    kernel, make = FP8_CALLS[name]
+    assert outcome(make()) is None
+    assert bindings[-1] == kernel
+    assert_references_refuse_the_same(name, make)
+
+
+@pytest.mark.parametrize("name", FP8_CALLS)
+def test_a_wrong_argument_of_fp8_is_named(
+    name: str, bindings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_hopper(monkeypatch)
+    assert_wrong_arguments_are_named(FP8_CALLS[name][1])
+
+
+def assert_references_refuse_the_same(name: str, make: Callable[[], Call]) -> None:
     """Values that are legal for some arguments, and tensors of other dtypes and shapes."""
     sample = (1 if name.endswith("__init__") else SHARE, zlib.crc32(name.encode()))
-    on_gpu = dict(doubtful_outcomes(CALLS[name], *sample))
+    on_gpu = dict(doubtful_outcomes(make, *sample))
     with precast.reference_mode():
-        reference = dict(doubtful_outcomes(CALLS[name], *sample))
+        reference = dict(doubtful_outcomes(make, *sample))
     refused = [words for words, said in on_gpu.items() if said is not None]
     assert 0 < len(refused) < len(on_gpu)
     different = [
@@ -97,7 +128,7 @@ def test_references_refuse_the_same(name: str, bindings: None) -> None:
     assert not different, "\n".join(different)
 
 
-def test_a_product_of_scales_is_finite(bindings: None) -> None:
+def test_a_product_of_scales_is_finite(bindings: list[str]) -> None:
     call = CALLS["BatchDecodeWithPagedKVCacheWrapper.run"]()
     said = outcome(call.replaced("q_scale", 1e30).replaced("k_scale", 1e30))
     assert said is not None

@@ -21,7 +21,7 @@
 
 #include "precast/attention/sm90/fp8_softmax.cuh"
 #include "precast/attention/sm90/fp8_tile.cuh"
-#include "precast/attention/sm90/mainloop.cuh"
+#include "precast/attention/sm90/scores.cuh"
 
 namespace precast {
 

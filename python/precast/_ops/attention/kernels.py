@@ -102,15 +102,15 @@ run_ragged_sm90 = _export(
 _Q_FP8 = _Q.replace("T=f16|bf16|f32", "e4m3")
 _RUN_FP8 = (
     _RUN.replace("out!:T", "out!:T=f16|bf16")
-    .replace("qk_scale?:f32[.]", "qk_scale?:f32[qk_scales]")
-    .replace("v_scale?:f32[.]", "v_scale?:f32[v_scales]")
+    .replace("qk_scale?:f32[.]", "qk_scale?:f32")
+    .replace("v_scale?:f32[.]", "v_scale?:f32")
 )
 run_paged_sm90_fp8 = _export(
     "run_paged_sm90_fp8",
     f"{_Q_FP8} k_cache:e4m3 v_cache?:e4m3 {_RUN_FP8}",
     key="q.shape[-1], out.shape[-1], q.get_device()",
     write=references.run,
-    check=references.check_run,
+    check=references.check_fp8_run,
 )
 run_ragged_sm90_fp8 = _export(
     "run_ragged_sm90_fp8",
@@ -119,7 +119,7 @@ run_ragged_sm90_fp8 = _export(
     "BatchPrefillWithRaggedKVCacheWrapper",
     key="q.shape[-1], out.shape[-1], q.get_device()",
     write=references.run,
-    check=references.check_run,
+    check=references.check_fp8_run,
 )
 run_paged_nvfp4 = _export(
     "run_paged_nvfp4",

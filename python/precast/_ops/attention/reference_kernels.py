@@ -81,6 +81,8 @@ def check_plan(
     tables |= {"prefix_len": prefix_len, "token_pos": token_pos}
     workspaces = {"int_workspace": int_workspace, "float_workspace": float_workspace}
     _check_apart(export, workspaces, tables)
+    if mode == MaskMode.CUSTOM:
+        _check_mask(export, shape.rows, tables["packed_mask"], tables["mask_indptr"])
     if mode != MaskMode.MULTIITEMSCORING:
         return
     if options.token_pos_len < 0:
@@ -97,6 +99,20 @@ def check_plan(
             raise ValueError(
                 f"{export}: {name} must have at least {least} elements, got shape {[*tensor.shape]}"
             )
+
+
+def _check_mask(
+    export: str, rows: int, mask: torch.Tensor | None, indptr: torch.Tensor | None
+) -> None:
+    """Raise unless a custom mask has one row of bytes, or of drafts one for each query."""
+    if mask is None:
+        raise ValueError(f"{export}: a custom mask needs packed_mask, got None")
+    legal = [rows, "bytes"] if mask.dim() == 2 else ["bytes"]
+    if mask.dim() != len(legal) or (mask.dim() == 2 and mask.shape[0] != rows):
+        words = ", ".join(map(str, legal))
+        raise ValueError(f"{export}: packed_mask must have shape [{words}], got {[*mask.shape]}")
+    if mask.dim() == 1 and indptr is None:
+        raise ValueError(f"{export}: a custom mask needs mask_indptr, got None")
 
 
 def _check_apart(export: str, written: dict[str, Any], read: dict[str, Any]) -> None:
@@ -178,6 +194,23 @@ def check_run(
     if k_cache is not None:
         read |= _checked_caches(export, block, k_cache, v_cache)
     _check_run_memory(export, q, out, lse, block, read, workspaces, numbers)
+
+
+def check_fp8_run(
+    export: str,
+    block: AttentionPlan,
+    qk_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    **given: Any,
+) -> None:
+    """Raise as :func:`check_run`, and for scales that are neither one number nor those of heads."""
+    heads = block.shape.num_qo_heads
+    for name, scale in (("qk_scale", qk_scale), ("v_scale", v_scale)):
+        if scale is not None and scale.numel() != 1 and [*scale.shape] != [heads]:
+            raise ValueError(
+                f"{export}: {name} must be one number or have shape [{heads}], got {[*scale.shape]}"
+            )
+    check_run(export, block=block, qk_scale=qk_scale, v_scale=v_scale, **given)
 
 
 def check_packed_run(

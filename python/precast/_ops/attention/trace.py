@@ -31,6 +31,20 @@ SCORES = {"sm_scale": "float32", "window_left": "int32", "logits_soft_cap": "flo
 _WORKSPACE = 64 << 20
 
 
+def grouped_template(fixed: Mapping[str, Any] | None = None, **fields: Any) -> TraceTemplate:
+    """Make a template whose query heads share KV heads; options of ``fixed`` may be false."""
+    return TraceTemplate(
+        constraints=["num_qo_heads % num_kv_heads == 0"],
+        fixed={option: value for option, value in (fixed or {}).items() if value},
+        **fields,
+    )
+
+
+def keys_and_values(axes: list[str], ending: str = "") -> dict[str, Tensor]:
+    """Return the inputs of keys and values that are tensors of their own, of the same axes."""
+    return {f"{part}{ending}": Tensor(axes) for part in "kv"}
+
+
 def attention_template(
     name: str,
     rows: list[str],
@@ -44,11 +58,10 @@ def attention_template(
     outputs = {"output": Tensor(q, dtype_from="q")}
     if lse:
         outputs["lse"] = Tensor(q[:-1], dtype="float32")
-    return TraceTemplate(
+    return grouped_template(
         name_prefix=name + ("_hnd" if layout == "HND" else "") + ("_lse" if lse else ""),
         inputs={"q": Tensor(q), **inputs},
         outputs=outputs,
-        constraints=["num_qo_heads % num_kv_heads == 0"],
         **more,
     )
 
@@ -90,8 +103,7 @@ def single_trace(
             layout,
             lse,
             {
-                "k": Tensor(entries_axes(layout, "kv_len")),
-                "v": Tensor(entries_axes(layout, "kv_len")),
+                **keys_and_values(entries_axes(layout, "kv_len")),
                 **{option: Scalar(dtype) for option, dtype in SCORES.items()},
             },
             op_type="gqa_single",
@@ -104,7 +116,7 @@ def single_trace(
                 "kv_len": Var("Tokens of the request."),
                 **KV_HEADS,
             },
-            fixed={option: value for option, value in given.items() if value},
+            fixed=given,
         )
 
     def form_of(
@@ -138,7 +150,7 @@ def batch_trace(
         }
         entries = entries_axes(layout, "num_tokens" if ragged else "page_size")
         if ragged:
-            inputs: dict[str, Tensor | Scalar] = {"k": Tensor(entries), "v": Tensor(entries)}
+            inputs: dict[str, Tensor | Scalar] = {**keys_and_values(entries)}
         else:
             inputs = caches(packed, entries, axes, nvfp4=nvfp4)
         causal = Scalar("bool", param="self._causal")
@@ -168,7 +180,7 @@ def batch_trace(
             lse,
             inputs,
             axes=axes,
-            fixed={"return_lse": True} if lse else {},
+            fixed={"return_lse": lse},
             of_reference={"kv_layout": layout, "return_lse": lse},
             op_type="gqa_ragged" if ragged else "gqa_paged",
             description=description,

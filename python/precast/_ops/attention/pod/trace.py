@@ -73,15 +73,15 @@ def pod_trace(
             "return_lse_p": form.lse_p,
             "return_lse_d": form.lse_d,
         }
-        return TraceTemplate(
+        return parts.grouped_template(
+            fixed=given,
             op_type="gqa_pod",
             name_prefix=form.name("pod"),
             description="Attention of one prefill, and of a decode over a paged KV cache.",
             axes=axes,
             inputs={
                 "q_p": Tensor(["num_queries_p", *query]),
-                "k_p": Tensor(shared),
-                "v_p": Tensor(shared),
+                **parts.keys_and_values(shared, "_p"),
                 "q_d": Tensor(["batch_size", *query]),
                 **cache,
                 "indptr_d": table("len_indptr", "paged_kv_indptr", "self._decode"),
@@ -92,9 +92,7 @@ def pod_trace(
                 **parts.planned_scores("self._decode", "_d", "logits_soft_cap"),
             },
             outputs=form.outputs("num_queries_p", "batch_size"),
-            constraints=["num_qo_heads % num_kv_heads == 0"],
             reference=reference,
-            fixed={option: value for option, value in given.items() if value},
             of_reference={"kv_layout_d": form.layout},
             fill=lambda call: _plan_decode(call, form.layout, cls()),
         )
@@ -182,7 +180,8 @@ def batch_pod_trace(
                 f"{name}{ending}": table(f"{axis}{ending}", attribute, owner)
                 for name, (attribute, axis) in _TABLES.items()
             }
-        return TraceTemplate(
+        return parts.grouped_template(
+            fixed={"return_lse": form.lse_p},
             op_type="gqa_pod",
             name_prefix=form.name("batch_pod"),
             description="Attention of a batch of prefills, and of one of decodes, over pages.",
@@ -193,9 +192,7 @@ def batch_pod_trace(
                 **parts.planned_scores("self._decode", "", "logits_soft_cap"),
             },
             outputs=form.outputs("num_queries_p", "num_queries_d"),
-            constraints=["num_qo_heads % num_kv_heads == 0"],
             reference=reference,
-            fixed={"return_lse": True} if form.lse_p else {},
             of_reference={"kv_layout": form.layout},
             fill=lambda call: _plan_parts(call, form.layout, cls()),
         )

@@ -112,7 +112,7 @@ def sink_trace(
                 **parts.planned_scores("self", "", "sm_scale"),
             },
             axes=axes,
-            fixed={"return_lse": True} if lse else {},
+            fixed={"return_lse": lse},
             of_reference={"kv_layout": layout, "return_lse": lse},
             op_type="gqa_paged",
             description="Attention with sinks of a ragged batch of queries over a paged KV cache.",

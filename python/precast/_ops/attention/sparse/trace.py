@@ -72,15 +72,15 @@ def blocks_trace(
                 "mask_indptr": Tensor(["len_indptr"], f"{rows}._mask_indptr_buf", "int32"),
             }
         tokens = ["kv_len", "num_kv_heads", "head_dim"]
-        return TraceTemplate(
+        return parts.grouped_template(
+            fixed={"return_lse": form.lse},
             op_type="block_sparse_attention",
             name_prefix=form.name("block_sparse_attention"),
             description="Attention in the blocks of a block-sparse matrix that are not zero.",
             axes=axes,
             inputs={
                 "q": Tensor(q),
-                "k": Tensor(tokens),
-                "v": Tensor(tokens),
+                **parts.keys_and_values(tokens),
                 "indptr": table("len_indptr", "paged_kv_indptr", rows),
                 "indices": table("num_blocks", "paged_kv_indices", rows),
                 **mask,
@@ -89,9 +89,7 @@ def blocks_trace(
                 **_SCORES,
             },
             outputs=form.outputs(q),
-            constraints=["num_qo_heads % num_kv_heads == 0"],
             reference=reference,
-            fixed={"return_lse": True} if form.lse else {},
             of_reference=form.of_reference(),
             fill=lambda call: _plan_blocks(call, form, cls()),
         )
@@ -149,15 +147,15 @@ def variable_blocks_trace(
             "block_rows": Var("Block rows.", sample=3),
             "block_columns": Var("Block columns.", sample=4),
         }
-        return TraceTemplate(
+        return parts.grouped_template(
+            fixed={"return_lse": form.lse},
             op_type="block_sparse_attention",
             name_prefix=form.name("variable_block_sparse_attention"),
             description="Attention in blocks of any sizes, which each KV head chooses.",
             axes=axes,
             inputs={
                 "q": Tensor(q),
-                "k": Tensor(tokens),
-                "v": Tensor(tokens),
+                **parts.keys_and_values(tokens),
                 "block_mask_map": Tensor(
                     ["num_kv_heads", "block_rows", "block_columns"], "self._block_mask_map", "bool"
                 ),
@@ -170,9 +168,7 @@ def variable_blocks_trace(
                 **_SCORES,
             },
             outputs=form.outputs(q),
-            constraints=["num_qo_heads % num_kv_heads == 0"],
             reference=reference,
-            fixed={"return_lse": True} if form.lse else {},
             of_reference=form.of_reference(),
             fill=lambda call: _plan_variable(call, cls()),
         )
