@@ -124,7 +124,7 @@ class MlaMainloop {
       const uint32_t stage = pipeline.consumer_wait();
       pipeline.producer_load();
       pipeline.producer_commit();
-      if constexpr (kHasScales) scales_.load_next();
+      if constexpr (kHasScales) scales_.load_next(block.work);
       typename Scores::AccS acc_s = {};
       scores_.compute(acc_s, stage, factors_.kpe_ratio, kHasScales ? scales_.current() : nullptr);
       const bool is_masked =
@@ -299,7 +299,8 @@ class MlaMainloop {
                                              uint32_t smem_v,
                                              const MlaValueScales& value_scales) const {
     smem_p += Part::first_row() * PRows::kStride + p_offset_;
-#pragma unroll
+    // Why not unrolled with scales: ptxas spills registers.
+#pragma unroll(kHasScales ? 1 : kSteps)
     for (int step = 0; step < kSteps; ++step) {
       uint32_t p_frag[Tile::kRowTiles][1][4];
 #pragma unroll

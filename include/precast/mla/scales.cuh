@@ -25,15 +25,13 @@ class MlaScaleLoader {
   __device__ __forceinline__ MlaScaleLoader(const MlaParams& p, float* smem) : p_(p), smem_(smem) {}
 
   __device__ __forceinline__ void start(const WorkTile& work) {
-    end_ = work.kv_end;
-    kv_start_ = work.kv_start;
     token_ = work.kv_begin + static_cast<int32_t>(threadIdx.x) / kGroups;
     half_ = 0;
-    look_up();
-    load();
+    look_up(work);
+    load(work);
     store();
     token_ += Tile::kBlockN;
-    look_up();
+    look_up(work);
   }
 
   // The numbers of the block that consumer_wait() gave.
@@ -41,10 +39,10 @@ class MlaScaleLoader {
     return smem_ + half_ * (Tile::kBlockN * kGroups);
   }
 
-  __device__ __forceinline__ void load_next() {
-    load();
+  __device__ __forceinline__ void load_next(const WorkTile& work) {
+    load(work);
     token_ += Tile::kBlockN;
-    look_up();
+    look_up(work);
   }
 
   __device__ __forceinline__ void store_next() {
@@ -53,21 +51,21 @@ class MlaScaleLoader {
   }
 
  private:
-  __device__ __forceinline__ bool exists() const {
-    return token_ < end_ && static_cast<int>(threadIdx.x) < Tile::kBlockN * kGroups;
+  __device__ __forceinline__ bool exists(const WorkTile& work) const {
+    return token_ < work.kv_end && static_cast<int>(threadIdx.x) < Tile::kBlockN * kGroups;
   }
 
   // Starts to load the page of the thread's token.
-  __device__ __forceinline__ void look_up() {
+  __device__ __forceinline__ void look_up(const WorkTile& work) {
     const uint32_t page = p_.page_size.divide(static_cast<uint32_t>(token_));
     entry_ = token_ - page * p_.page_size.value;
-    const uint32_t at = kv_start_ + page;
-    page_ = load_page(p_.kv_indices + at, exists() && at < p_.num_kv_indices);
+    const uint32_t at = work.kv_start + page;
+    page_ = load_page(p_.kv_indices + at, exists(work) && at < p_.num_kv_indices);
   }
 
-  __device__ __forceinline__ void load() {
+  __device__ __forceinline__ void load(const WorkTile& work) {
     value_ = 0.0f;
-    if (!exists()) return;
+    if (!exists(work)) return;
     const uint64_t page = page_ < p_.num_pages ? page_ : 0u;
     const uint64_t row = page * p_.page_size.value + entry_;
     value_ = load_scalar(p_.ckv_scales + row * kGroups + threadIdx.x % kGroups);
@@ -81,8 +79,8 @@ class MlaScaleLoader {
 
   const MlaParams& p_;
   float* smem_;
-  int32_t token_ = 0, end_ = 0;
-  uint32_t kv_start_ = 0, page_ = 0, entry_ = 0;
+  int32_t token_ = 0;
+  uint32_t page_ = 0, entry_ = 0;
   float value_ = 0.0f;
   int half_ = 0;
 };

@@ -101,7 +101,7 @@ class MlaScores {
     }
     const uint32_t ckv = stage + Tile::kKeyBytes + first_token() * CkvRows::kStride;
     if constexpr (kHasScales) {
-      add_groups<0>(acc_s, ckv, scales);
+      add_groups(acc_s, ckv, scales);
     } else {
       gemm<CkvRows, Tile::kDimV, 0>(acc_s, ckv, ckv_offset_);
     }
@@ -116,8 +116,14 @@ class MlaScores {
 
   template <typename Rows, int kColumns, int kFirstStep>
   __device__ __forceinline__ void gemm(AccS& acc_s, uint32_t rows, uint32_t offset) const {
+    multiply<Rows, kColumns>(acc_s, rows, offset,
+                             MlaQFragments<Tile, kFirstStep>{smem_rows_, q_offset_});
+  }
+
+  template <typename Rows, int kColumns, typename QFrag>
+  static __device__ __forceinline__ void multiply(AccS& acc_s, uint32_t rows, uint32_t offset,
+                                                  const QFrag& q_frag) {
     using Product = MlaProduct<Rows, kColumns, Tile::kFp8>;
-    const MlaQFragments<Tile, kFirstStep> q_frag = {smem_rows_, q_offset_};
     if constexpr (kMmaN == 1) {
       gemm_qk_of_eight<Product, Q, KV>(acc_s, rows, offset, q_frag);
     } else {
@@ -125,23 +131,26 @@ class MlaScores {
     }
   }
 
-  // Adds the products of each group of columns times the scales of the tokens.
-  template <int kGroup>
+  // Adds the products of each group of columns times the scales of the tokens. Why one after the
+  // other: ptxas would spill registers.
   __device__ __forceinline__ void add_groups(AccS& acc_s, uint32_t ckv, const float* scales) const {
-    if constexpr (kGroup < Tile::kScaleGroups) {
-      constexpr int kColumns = kMlaScaleColumns;
+    constexpr int kColumns = kMlaScaleColumns;
+    // What is swizzled together are 128 bytes, so a group only moves the first byte of a row.
+    MlaQFragments<Tile, 0> q_frag = {smem_rows_, q_offset_};
+    scales += (first_token() + threadIdx.x % 4 * 2) * Tile::kScaleGroups;
+#pragma unroll 1
+    for (int group = 0; group < Tile::kScaleGroups; ++group) {
       AccS product = {};
-      // Why no swizzle: 128 bytes are all chunks that are swizzled together.
-      gemm<CkvRows, kColumns, kGroup * kColumns / 16>(product, ckv + kGroup * kColumns,
-                                                      ckv_offset_);
+      multiply<CkvRows, kColumns>(product, ckv, ckv_offset_, q_frag);
 #pragma unroll
       for (int i = 0; i < 4 * kMmaN; ++i) {
-        const int token = first_token() + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-        acc_s[0][i / 4][i % 4] =
-            fmaf(product[0][i / 4][i % 4], scales[token * Tile::kScaleGroups + kGroup],
-                 acc_s[0][i / 4][i % 4]);
+        const int token = i / 4 * 8 + i % 2;
+        acc_s[0][i / 4][i % 4] = fmaf(product[0][i / 4][i % 4], scales[token * Tile::kScaleGroups],
+                                      acc_s[0][i / 4][i % 4]);
       }
-      add_groups<kGroup + 1>(acc_s, ckv, scales);
+      ckv += kColumns * Tile::kKvBytes;
+      q_frag.smem_rows += kColumns * 2;
+      ++scales;
     }
   }
 
