@@ -20,7 +20,7 @@ from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
 from precast._ops.attention.functional.checks import check_paged, check_ragged, row_step
 from precast._ops.attention.functional.geometry import LEAST_SCALE, plan_bytes, shape_of
 from precast._ops.attention.functional.self_plan import counters_of
-from precast._ops.attention.plan import ScoreOptions, new_block
+from precast._ops.attention.plan import NO_TABLES, ScoreOptions, new_block
 
 #: Params blocks by all that they depend on. A block holds addresses and keeps no tensor of a caller
 #: alive: a call that finds it has tensors of its own at these addresses, of these sizes.
@@ -71,7 +71,7 @@ def run_paged(
         given = query, k_cache, v_cache, out, lse, workspace, tables, lens, q_bounds, mask, sinks
         block = _pack_paged(words, PagedCall(*given, *options), key)
     if not block.plans_itself:
-        kernels.plan[device,](workspace, block, None, None, None, None, options[10])
+        kernels.plan[device,](workspace, block, *NO_TABLES, options[10])
     if block.sm90_key is not None:
         run = kernels.run_paged_sm90[block.sm90_key]
     run(query, k_cache, v_cache, out, lse, sinks, block, *options[6:])
@@ -114,7 +114,7 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
         check_ragged(words, c)
         tables = c.kv_bounds, c.q_bounds, None, None, None
         block = _packed(key, c, tables)
-    kernels.plan[device,](c.workspace, block, None, None, None, None, c.enable_pdl)
+    kernels.plan[device,](c.workspace, block, *NO_TABLES, c.enable_pdl)
     if block.sm90_key is not None:
         run = kernels.run_ragged_sm90[block.sm90_key]
     run(c.query, c.k, c.v, c.out, c.lse, c.sinks, block, *args[14:])
