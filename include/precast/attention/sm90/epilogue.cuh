@@ -5,6 +5,7 @@
 #include "precast/attention/epilogue.cuh"
 #include "precast/attention/sm90/pipeline.cuh"
 #include "precast/attention/sm90/softmax.cuh"
+#include "precast/core/warp.cuh"
 
 namespace precast {
 
@@ -14,26 +15,6 @@ namespace precast {
 template <typename Tile>
 __device__ __forceinline__ int sm90_row(int half) {
   return Tile::thread() / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
-}
-
-// Transposes 4x4 words among the four lanes that share a row: lane q gives words[j] and gets the
-// word q of lane j.
-__device__ __forceinline__ void transpose_in_quad(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int distance = 1; distance <= 2; distance *= 2) {
-    const bool is_upper = threadIdx.x & distance;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int low = distance == 1 ? 2 * i : i, high = low + distance;
-      const uint32_t received =
-          __shfl_xor_sync(0xffffffffu, is_upper ? words[low] : words[high], distance);
-      if (is_upper) {
-        words[low] = received;
-      } else {
-        words[high] = received;
-      }
-    }
-  }
 }
 
 // Writes the output of a tile that is not split. A lane exchanges words with the others of its row,
