@@ -76,8 +76,9 @@ PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s
   ScheduleShape shape = {};
   shape.batch = static_cast<int32_t>(s.batch_size);
   shape.ctas = ctas;
-  shape.heads =
-      static_cast<int32_t>(s.num_kv_heads * attention_v_splits(static_cast<int>(s.head_dim_vo)));
+  // A CTA of MLA has all columns of values.
+  const int v_splits = s.mla != 0 ? 1 : attention_v_splits(static_cast<int>(s.head_dim_vo));
+  shape.heads = static_cast<int32_t>(s.num_kv_heads * v_splits);
   shape.group_size = static_cast<int32_t>(s.num_qo_heads / s.num_kv_heads);
   shape.block_m = static_cast<int32_t>(s.block_m);
   shape.window_left = clamped_window(s.window_left);

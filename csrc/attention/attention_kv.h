@@ -37,7 +37,7 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorV
                       values_view};
   check_cuda(queries);
   const PlanBlock& b = packed_block(PRECAST_ARG(op, block));
-  check_queries(queries, b, kv_bytes());
+  check_queries(queries, b, kv_bytes(), attention_head_dim_qk);
   const PlanShape& s = b.shape;
   const bool has_both = !v_cache.has_value(), hnd = b.scores.hnd != 0;
   Dim pages("pages");
@@ -69,7 +69,7 @@ void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, Option
   const Arg values = PRECAST_ARG(op, v);
   check_cuda(queries);
   const PlanBlock& b = packed_block(PRECAST_ARG(op, block));
-  check_queries(queries, b, kv_bytes());
+  check_queries(queries, b, kv_bytes(), attention_head_dim_qk);
   PRECAST_CHECK(b.shape.page_size == 0, ValueError)
       << op << ": block must be of a plan without pages, got one with pages of "
       << b.shape.page_size << " tokens";

@@ -42,7 +42,7 @@ void run_paged_nvfp4(TensorView q, TensorView k_cache, OptionalTensor v_cache, T
   const Arg queries = PRECAST_ARG(op, q);
   check_cuda(queries);
   const PlanBlock& b = packed_block(PRECAST_ARG(op, block));
-  check_queries(queries, b, kStageBytes);
+  check_queries(queries, b, kStageBytes, attention_head_dim_qk);
   const PlanShape& s = b.shape;
   const bool hnd = b.scores.hnd != 0, one_cache = !v_cache.has_value(), one_sf = !v_sf.has_value();
   const TensorView values = one_cache ? k_cache : *v_cache;

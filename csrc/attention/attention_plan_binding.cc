@@ -9,11 +9,13 @@
 #include "precast/attention/plan_host.cuh"
 #include "precast/attention/self_plan.cuh"
 #include "precast/attention/sm90/tile.cuh"
+#include "precast/mla/params.cuh"
 
 namespace precast {
 
 // csrc/attention/attention_plan.cu
 int attention_plan_ctas_per_sm(int block_m, int head_dim_qk, int head_dim_vo, int kv_bytes);
+int mla_plan_ctas_per_sm(int block_m, int head_dim_ckv, int head_dim_kpe, int kv_bytes);
 cudaError_t attention_plan(const PlanParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
@@ -59,6 +61,20 @@ void check_ranges(const char* op, const PlanShape& s) {
   }
 }
 
+// CTAs of the kernel that runs a plan which an SM holds; 0 if there is no such kernel.
+int ctas_per_sm(const PlanShape& s) {
+  const int block_m = static_cast<int>(s.block_m), kv_bytes = static_cast<int>(s.kv_bytes);
+  const int dim_qk = static_cast<int>(s.head_dim_qk), dim_vo = static_cast<int>(s.head_dim_vo);
+  if (s.mla != 0) {
+    if (s.num_kv_heads != 1) return 0;
+    return s.sm90 != 0 ? block_m == kMlaSm90BlockM
+                       : mla_plan_ctas_per_sm(block_m, dim_vo, dim_qk - dim_vo, kv_bytes);
+  }
+  if (s.sm90 == 0) return attention_plan_ctas_per_sm(block_m, dim_qk, dim_vo, kv_bytes);
+  const int group = static_cast<int>(s.num_qo_heads / s.num_kv_heads);
+  return group > 0 && block_m == sm90_block_m(dim_vo, kv_bytes, group);
+}
+
 // Params without a plan's memory, for a device of `sms` multiprocessors.
 PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanShape& s, int sms) {
   check_ranges(op, s);
@@ -82,14 +98,7 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   PRECAST_CHECK(s.q_len_per_req * (batch + 1) <= kMostInt32, ValueError)
       << op << ": q_len_per_req must be 0 to " << kMostInt32 / (batch + 1) << ", got "
       << s.q_len_per_req;
-  const int dim_vo = static_cast<int>(s.head_dim_vo);
-  const int64_t group = s.num_qo_heads / s.num_kv_heads;
-  const int per_sm =
-      s.sm90 != 0
-          ? group > 0 && s.block_m == sm90_block_m(dim_vo, static_cast<int>(s.kv_bytes),
-                                                   static_cast<int>(group))
-          : attention_plan_ctas_per_sm(static_cast<int>(s.block_m), static_cast<int>(s.head_dim_qk),
-                                       dim_vo, static_cast<int>(s.kv_bytes));
+  const int per_sm = ctas_per_sm(s);
   PRECAST_CHECK(per_sm > 0, ValueError)
       << op << ": there is no kernel of tiles of " << s.block_m << " rows for head_dim_qk "
       << s.head_dim_qk << " and head_dim_vo " << s.head_dim_vo;
@@ -97,6 +106,7 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   p.shape = schedule_shape(op, s, sms * per_sm);
   p.lengths = tables;
   p.disable_split = s.disable_split_kv != 0;
+  p.always_stream_k = s.mla != 0;  // A tile of a decode has one request's tokens, which are many.
   if (s.fixed_split_size > 0) {
     const int64_t page = s.page_size > 0 ? s.page_size : 1;
     const int64_t most = (int64_t(1) << 30) / page;
@@ -206,6 +216,7 @@ int64_t check_workspace(const Arg& arg, const Arg& with) {
 // Bytes of a partial result.
 int64_t partial_bytes(const PlanShape& s) {
   const int dim = static_cast<int>(s.head_dim_vo);
+  if (s.mla != 0) return 4 * attention_partial_floats(static_cast<int>(s.block_m), dim);
   const int rows = s.sm90 != 0 ? 64 * sm90_consumers(dim, static_cast<int>(s.kv_bytes))
                                : static_cast<int>(s.block_m);
   return 4 * attention_partial_floats(rows, dim / attention_v_splits(dim));

@@ -62,24 +62,26 @@ inline void check_memory(const Run& run, const Arg& keys, const Arg& values) {
   check_written({ints, floats}, {run.q, keys, values, sinks, qk_scale, v_scale});
 }
 
-// Queries of the plan's device, heads and rows; `kv_bytes`: of a key's element in shared memory.
-inline void check_queries(const Arg& q, const PlanBlock& block, int64_t kv_bytes) {
+// Queries of the plan's device, heads and rows; `kv_bytes`: of a key's element in shared memory;
+// `columns` of a query, of which MLA has others in another tensor.
+inline void check_queries(const Arg& q, const PlanBlock& block, int64_t kv_bytes, int64_t columns,
+                          bool is_mla = false) {
   const PlanShape& s = block.shape;
   const DLDevice device = q.tensor.device();
   PRECAST_CHECK(device.device_id == block.device_id, ValueError)
       << q.what() << " must be on cuda:" << block.device_id << " as in plan(), got "
       << to_string(device);
   PRECAST_CHECK(s.head_dim_qk == attention_head_dim_qk && s.head_dim_vo == attention_head_dim_vo &&
-                    s.kv_bytes == kv_bytes,
+                    s.kv_bytes == kv_bytes && (s.mla != 0) == is_mla,
                 ValueError)
-      << q.op << ": block must be of a plan for head dimensions " << attention_head_dim_qk
-      << " and " << attention_head_dim_vo << " and keys of " << 8 * kv_bytes << " bits, got "
-      << s.head_dim_qk << ", " << s.head_dim_vo << " and " << 8 * s.kv_bytes
-      << ". Fix: call plan()";
+      << q.op << ": block must be of a plan " << (is_mla ? "of MLA " : "") << "for head dimensions "
+      << attention_head_dim_qk << " and " << attention_head_dim_vo << " and keys of "
+      << 8 * kv_bytes << " bits, got " << s.head_dim_qk << ", " << s.head_dim_vo << " and "
+      << 8 * s.kv_bytes << ". Fix: call plan()";
   Dim rows("rows");
   TensorMatch(q)
       .dtype(attention_dtype_q)
-      .shape({s.rows < 0 ? Extent(rows) : Extent(s.rows), s.num_qo_heads, s.head_dim_qk})
+      .shape({s.rows < 0 ? Extent(rows) : Extent(s.rows), s.num_qo_heads, columns})
       .unit_stride();
   check_rows(q);
 }
@@ -169,13 +171,16 @@ inline void check_pages(const TensorMatch& match, const PlanShape& s, bool has_b
       .unit_stride();
 }
 
+// Without tokens nothing is read. Should a plan know of some, all of them lie where the queries
+// start: no wrong length makes a kernel read memory that is not there.
+inline void place_missing_pages(AttentionParams& p) {
+  if (p.num_pages > 0) return;
+  p.k = p.v = AttentionCache(p.q, 0, 0, 0);
+  p.num_pages = 1;
+}
+
 inline void launch_run(const Arg& q, AttentionParams& p, bool enable_pdl) {
-  if (p.num_pages == 0) {
-    // Without tokens nothing is read. Should a plan know of some, all of them lie where the queries
-    // start: no wrong length makes a kernel read memory that is not there.
-    p.k = p.v = AttentionCache(p.q, 0, 0, 0);
-    p.num_pages = 1;
-  }
+  place_missing_pages(p);
   launch_on(q, [&](cudaStream_t stream) { return attention(p, enable_pdl, stream); });
 }
 

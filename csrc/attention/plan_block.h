@@ -31,7 +31,8 @@ struct PlanShape {
   int64_t fixed_split_size;
   int64_t disable_split_kv;
   int64_t plans_itself;  // by attention/self_plan.cuh; the int workspace is split counters
-  int64_t sm90;          // for the kernels of attention_sm90
+  int64_t sm90;          // for the kernels of attention_sm90, or of mla_sm90
+  int64_t mla;           // for the kernels of mla: one KV head, whose values are columns of keys
 };
 
 // What the scores of a run depend on; ScoreOptions in plan.py.

@@ -52,7 +52,7 @@ __device__ __forceinline__ void write_lse(const AttentionParams& p, const BlockI
                                           const PackGqaRow& row, float lse) {
   if (p.lse == nullptr || block.v_column != 0) return;
   const int64_t heads = int64_t(p.kv_heads) * p.group_size.value;
-  p.lse[int64_t(block.work.q_begin + row.q_idx) * heads + row.q_head] = lse;
+  p.lse[int64_t(block.work.q_begin + row.q_idx) * heads + row.q_head] = lse * p.lse_factor;
 }
 
 // Calls put(column, x, y) for each pair of neighbouring columns that this lane holds of a row.

@@ -52,6 +52,7 @@ struct AttentionParams {
   void* out = nullptr;                          // [tokens, heads, head_dim_vo]
   int64_t out_stride = 0, out_head_stride = 0;  // elements
   float* lse = nullptr;                         // [tokens, heads] base 2, or null
+  float lse_factor = 1.0f;                      // ln(2) where lse is to be in base e
   float scale = 1.0f;                           // of the logits
   float out_scale = 1.0f;
   const float* qk_scale = nullptr;  // more of both, in memory of the device; > 0

@@ -35,6 +35,7 @@ struct PlanParams {
   int64_t max_partials;  // partial results that fit in the split workspace
   int32_t split_size;    // tokens of a split, a multiple of kKvBlockSize; 0: the plan chooses
   bool disable_split;    // no tile is split
+  bool always_stream_k;  // whole tiles are not taken just because they are about as long as a share
   TableCopy copies[kTableCopies];
 };
 
@@ -65,7 +66,7 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const T
     return ScheduleMode::static_persistent;
   }
   // Why: there are too few 16-row tiles, and they are of any length.
-  if (p.shape.block_m <= kDecodeBlockM) return ScheduleMode::stream_k;
+  if (p.shape.block_m <= kDecodeBlockM || p.always_stream_k) return ScheduleMode::stream_k;
   const int64_t share = totals.cost * p.shape.heads / p.shape.ctas;
   const bool gains = totals.max_cost - share > kSplitCost;
   return totals.max_cost <= share * kMaxImbalance || !gains ? ScheduleMode::static_persistent

@@ -37,7 +37,8 @@ class PlanShape(NamedTuple):
     fixed_split_size: int = -1
     disable_split_kv: bool = False
     plans_itself: bool = False  # every CTA finds its own work, so plan() is not called
-    sm90: bool = False  # for the kernels of attention_sm90
+    sm90: bool = False  # for the kernels of attention_sm90, or of mla_sm90
+    mla: bool = False  # for the kernels of mla: one KV head, whose values are columns of keys
 
 
 class ScoreOptions(NamedTuple):
@@ -57,7 +58,7 @@ class ScoreOptions(NamedTuple):
 _NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
 
 #: Both structs, one behind the other.
-_NUMBERS = struct.Struct("=16q5q4d")
+_NUMBERS = struct.Struct("=17q5q4d")
 BLOCK_BYTES = 1024
 
 
@@ -204,6 +205,16 @@ class AttentionPlan(NamedTuple):
             and self.model.fp8_key is not None
             and self.scores.pos_encoding_mode != "ROPE_LLAMA"
         )
+
+    @property
+    def query_bounds(self) -> list[int]:
+        """Where the queries of each request begin, and the last one's end; for references."""
+        q_len = self.shape.q_len_per_req
+        if q_len:
+            return [i * q_len for i in range(self.shape.batch_size + 1)]
+        assert self.tables.qo_indptr is not None
+        bounds: list[int] = self.tables.qo_indptr.tolist()
+        return bounds
 
     @property
     def mask_mode(self) -> MaskMode:

@@ -148,7 +148,7 @@ def paged_requests(
             assert kv_last_page_len is not None
             m = capacity - page_size + int(kv_last_page_len[i]) if capacity else 0
         rows = slice(bounds[i], bounds[i + 1])
-        k, v = (_tokens(cache, pages, m) for cache in (k_cache, v_cache))
+        k, v = (gathered(cache, pages, m) for cache in (k_cache, v_cache))
         yield i, rows, k, v
 
 
@@ -167,12 +167,12 @@ def table_requests(
     for i in range(len(bounds) - 1):
         m = min(max(int(seq_lens[i]), 0), width * page_size)
         pages = block_tables[i, : -(-m // page_size)].long()
-        k, v = (_tokens(cache, pages, m) for cache in (k_cache, v_cache))
+        k, v = (gathered(cache, pages, m) for cache in (k_cache, v_cache))
         yield i, slice(bounds[i], bounds[i + 1]), k, v
 
 
-def _tokens(cache: torch.Tensor, pages: torch.Tensor, m: int) -> torch.Tensor:
-    """Gather ``[m, kv_heads, head_dim]``; not every PyTorch indexes floats of 8 bits."""
+def gathered(cache: torch.Tensor, pages: torch.Tensor, m: int) -> torch.Tensor:
+    """Gather the first ``m`` tokens of pages; not every PyTorch indexes floats of 8 bits."""
     is_8_bit = cache.element_size() == 1
     raw = cache.view(torch.uint8) if is_8_bit else cache
     taken = raw[pages].flatten(0, 1)[:m]

@@ -170,14 +170,10 @@ def check_run(
     rows = block.shape.rows
     if rows >= 0 and q.shape[0] != rows:
         raise ValueError(f"{export}: q must have {rows} rows as in plan(), got shape {[*q.shape]}")
-    workspaces = {
-        "int_workspace": block.int_workspace,
-        "float_workspace": block.float_workspace,
-    }
     read: dict[str, Any] = {"k": k, "v": v}
     if k_cache is not None:
         read |= _checked_caches(export, block, k_cache, v_cache)
-    _check_run_memory(export, q, out, lse, block, read, workspaces, numbers)
+    check_run_memory(export, q, out, lse, block, read, numbers)
 
 
 def check_packed_run(
@@ -196,24 +192,23 @@ def check_packed_run(
     check_run(export, q, out, lse, block, **numbers)
     read = _checked_caches(export, block, k_cache, v_cache, 2)
     read |= _checked_caches(export, block, k_sf, v_sf, 16, "kv_cache_sf", k_cache.shape[0])
-    workspaces = {
-        "int_workspace": block.int_workspace,
-        "float_workspace": block.float_workspace,
-    }
-    _check_run_memory(export, q, out, lse, block, read, workspaces, numbers)
+    check_run_memory(export, q, out, lse, block, read, numbers)
 
 
-def _check_run_memory(
+def check_run_memory(
     export: str,
     q: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
     block: AttentionPlan,
     read: dict[str, Any],
-    workspaces: dict[str, Any],
     numbers: dict[str, Any],
 ) -> None:
     """Raise for what is written in memory of what is read."""
+    workspaces = {
+        "int_workspace": block.int_workspace,
+        "float_workspace": block.float_workspace,
+    }
     _check_apart(export, {"out": out, "lse": lse}, read | workspaces)
     _check_apart(export, {"lse": lse}, {"out": out})
     planned = block.tables._asdict() | block.items._asdict()
@@ -269,11 +264,7 @@ def run(
 ) -> None:
     """Run the plan of ``block``; rows that no request has are not written."""
     shape, tables, mask_mode, items = block.shape, block.tables, block.mask_mode, block.items
-    if shape.q_len_per_req:
-        bounds = [i * shape.q_len_per_req for i in range(shape.batch_size + 1)]
-    else:
-        assert tables.qo_indptr is not None
-        bounds = tables.qo_indptr.tolist()
+    bounds = block.query_bounds
     indptr, indices, last_page_len = tables.kv_indptr, tables.kv_indices, tables.kv_last_page_len
     assert indptr is not None
     if k_cache is not None:
