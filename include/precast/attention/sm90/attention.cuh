@@ -49,12 +49,13 @@ struct Sm90RolesOf {
 };
 
 template <typename Tile>
-using Sm90Roles = Sm90RolesOf<Tile, Sm90SharedStorage<Tile>, typename ProducerOf<Tile>::Type,
-                              Sm90Consumer<Tile>>;
+using Sm90Roles =
+    Sm90RolesOf<Tile, Sm90SharedStorage<Tile>, typename ProducerOf<Tile>::Type, Sm90Consumer<Tile>>;
 
 template <typename Roles>
-__global__ __launch_bounds__(Roles::Tile::kCtaThreads, 1) void Sm90AttentionKernel(
-    const __grid_constant__ typename Roles::Params params) {
+__global__ __launch_bounds__(Roles::Tile::kCtaThreads,
+                             1) void Sm90AttentionKernel(const __grid_constant__
+                                                         typename Roles::Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Tile = typename Roles::Tile;
   using Buffers = typename Roles::Buffers;

@@ -85,11 +85,14 @@ __device__ __forceinline__ void sm90_write_partial(const AttentionParams& p, con
     if (row >= block.num_rows) continue;
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
-      const int offset = PartialResult::offset<Tile>(row, first_column + 8 * j + 2 * q);
+      // Why so: there are four offsets then, for whatever number of columns.
+      const int offset =
+          PartialResult::offset<Tile>(row, first_column + 8 * (j % 4) + 2 * q) + j / 4 * 32;
       *reinterpret_cast<float2*>(target.acc_o + offset) =
           make_float2(acc_o[4 * j + 2 * half], acc_o[4 * j + 2 * half + 1]);
     }
-    if (q == 0 && first_column == 0) target.row_stats[row] = make_float2(rows.row_max[half], rows.row_sum[half]);
+    if (q == 0 && first_column == 0)
+      target.row_stats[row] = make_float2(rows.row_max[half], rows.row_sum[half]);
   }
 }
 

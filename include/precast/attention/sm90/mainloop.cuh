@@ -469,8 +469,7 @@ class Sm90Consumer {
   template <int kColumns, bool kFew = false>
   __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first,
                                        float (&acc_s)[kColumns / 2]) const {
-    mask_scores<kColumns>(
-        p_, block, first, [](int half) { return own_row<kFew>(half); }, acc_s);
+    mask_scores<kColumns>(p_, block, first, [](int half) { return own_row<kFew>(half); }, acc_s);
   }
 
   // Finds which tokens from `first` on the two rows of this lane see. Why before the scores are
