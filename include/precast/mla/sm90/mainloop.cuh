@@ -143,7 +143,6 @@ class MlaConsumer {
   // The order of consumer 1.
   __device__ __forceinline__ void process_odd_blocks(const BlockInfo& block, int32_t blocks,
                                                      AccO& acc_o) {
-    if (blocks == 1) release_queries();
     int32_t i = 0;
     for (; i + 1 < blocks; i += 2) {
       const Stage own = own_stage(i + 1), other = other_stage(i);
@@ -165,6 +164,9 @@ class MlaConsumer {
     if (i < blocks) {
       const Stage other = other_stage(i);
       start_block_of_other(block, blocks, i, other, acc_o);
+      // Why not before: a warp that arrives while Q of the work tile before is not yet released
+      // counts for that one.
+      if (i == 0) release_queries();
       finish_products(acc_o);
       release_half(other);
     }

@@ -121,18 +121,30 @@ class MlaCopyProducer : MlaProducer<Tile> {
   }
 
  private:
-  // Calls copy(panel) for each panel of ckv of a stage, half by half, as these become empty, and
-  // then for that of kpe, in whose place was the P that the consumer of one half has read.
-  template <typename Copy>
-  __device__ __forceinline__ void for_each_panel(const MlaStage<Tile>& stage,
+  // Calls copy(panel) for each panel of a stage that this warp copies, once its place is empty:
+  // those of ckv half by half, and then that of kpe, in whose place was the P that the consumer who
+  // does not own the stage has read. Why no warp waits for what it does not copy: a stage is used
+  // again without it, so that it may miss a phase.
+  template <typename Copies, typename Copy>
+  __device__ __forceinline__ void for_each_panel(const MlaStage<Tile>& stage, const Copies& copies,
                                                  const Copy& copy) const {
 #pragma unroll
     for (int half = 0; half < Tile::kConsumers; ++half) {
+      const int first = half * Tile::kHalfPanels;
+      bool has_panels = false;
+#pragma unroll
+      for (int i = 0; i < Tile::kHalfPanels; ++i) has_panels |= copies(first + i);
+      if (!has_panels) continue;
       this->wait_empty(stage, half);
 #pragma unroll
-      for (int i = 0; i < Tile::kHalfPanels; ++i) copy(half * Tile::kHalfPanels + i);
+      for (int i = 0; i < Tile::kHalfPanels; ++i) {
+        if (copies(first + i)) copy(first + i);
+      }
     }
-    if constexpr (Tile::kDimKpe > 0) copy(Tile::kCkvPanels);
+    if (Tile::kDimKpe > 0 && copies(Tile::kCkvPanels)) {
+      this->wait_empty(stage, 1 - stage.index % 2);
+      copy(Tile::kCkvPanels);
+    }
   }
 
   // Copies this warp's panels of each KV block by TMA.
@@ -152,8 +164,8 @@ class MlaCopyProducer : MlaProducer<Tile> {
       const MlaStage<Tile> stage = this->stage_of(i);
       const uint32_t target = buffers_.stage(stage.index) + row * 128;
       if (i + 1 < blocks) next_page = look_up(begin - Tile::kBlockN);
-      for_each_panel(stage, [&](int panel) {
-        if (panel % kWarps != warp) return;
+      const auto copies = [&](int panel) { return panel % kWarps == warp; };
+      for_each_panel(stage, copies, [&](int panel) {
         uint64_t* const full = &shared_.full[stage.index][panel];
         if (threadIdx.x % 32 == 0) mbarrier_arrive_expect_tx(full, boxes * rows * 128);
         __syncwarp();
@@ -188,7 +200,8 @@ class MlaCopyProducer : MlaProducer<Tile> {
       };
       find_rows(p_.v);
       if (i + 1 < blocks) next_page = this->find_page(work, begin - Tile::kBlockN + own_row);
-      for_each_panel(stage, [&](int panel) {
+      const auto copies = [](int) { return true; };
+      for_each_panel(stage, copies, [&](int panel) {
         if (panel == Tile::kCkvPanels) find_rows(p_.k);
         const uint32_t target = buffers_.stage(stage.index) + panel * Tile::kPanelBytes;
         const int column = panel == Tile::kCkvPanels ? 0 : panel * 128;  // bytes
