@@ -6,6 +6,7 @@
 
 #include "precast/attention/mask.cuh"
 #include "precast/attention/sm90/query.cuh"
+#include "precast/attention/sm90/work_tiles.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 
 namespace precast {
@@ -58,31 +59,10 @@ class Sm90Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    for_each_work([&](const BlockInfo& block) { process(block); });
+    for_each_work<Tile>(p_, shared_, [&](const BlockInfo& block) { process(block); });
   }
 
  protected:
-  // Calls process(block) for each work tile, and combines the splits of those that have some.
-  template <typename Process>
-  __device__ __forceinline__ void for_each_work(const Process& process) {
-    for (uint32_t count = 0;; ++count) {
-      const PipelineState<Tile::kWorkSlots> state = PipelineState<Tile::kWorkSlots>::after(count);
-      shared_.work.wait_full(state, "work of a consumer");
-      const WorkSlot& slot = shared_.slots[state.stage];
-      if (!slot.is_valid) return;
-      process(slot.block);
-      if (slot.block.work.num_splits > 1) {
-        const PipelineState<Tile::kWorkSlots> next =
-            PipelineState<Tile::kWorkSlots>::after(count + 1);
-        shared_.work.wait_full(next, "the next work of a consumer");
-        combine_splits<Tile, typename Tile::Query>(
-            p_, slot.block, shared_.counters + slot.block.work.counter,
-            !shared_.slots[next.stage].is_valid, shared_.combine);
-      }
-      release(&shared_.work.empty[count % Tile::kWorkSlots]);
-    }
-  }
-
   // From the scores of a row, as transform_and_mask() leaves them, to logits in base 2.
   struct RowScales {
     float of[2];

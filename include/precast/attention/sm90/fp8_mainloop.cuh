@@ -48,7 +48,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   }
 
   __device__ __forceinline__ void run() {
-    this->for_each_work([&](const BlockInfo& block) { process(block); });
+    for_each_work<Tile>(p_, shared_, [&](const BlockInfo& block) { process(block); });
   }
 
  private:

@@ -4,36 +4,18 @@
 #pragma once
 
 #include "precast/attention/sm90/consumer.cuh"
+#include "precast/attention/sm90/mask_scores.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-// Sets the scores to -inf that causal mask, window and the end of the tokens hide. `first`: the
-// token of the first column. Columns that no row of the tile masks are left out.
+// mask_scores() of this lane's rows. `first`: the token of the first column.
 template <typename Tile>
 template <int kColumns, bool kFew>
 __device__ __forceinline__ void Sm90Consumer<Tile>::mask(const BlockInfo& block, int32_t first,
                                                          float (&acc_s)[kColumns / 2]) const {
-  int32_t begin[2], end[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const PackGqaRow row(p_, block, own_row<kFew>(half));
-    const MaskBounds bounds(p_, block.work, row.q_idx);
-    begin[half] = bounds.begin - first - threadIdx.x % 4 * 2;
-    end[half] = bounds.end - first - threadIdx.x % 4 * 2;
-  }
-  constexpr int kGroup = 32;  // columns that are looked at together
-#pragma unroll
-  for (int column = 0; column < kColumns; column += kGroup) {
-    const int32_t token = first + column;
-    if (token >= block.unmasked_begin && token + kGroup <= block.unmasked_end) continue;
-#pragma unroll
-    for (int i = column / 2; i < (column + kGroup) / 2; ++i) {
-      const int half = i / 2 % 2, offset = i / 4 * 8 + i % 2;
-      if (offset < begin[half] || offset >= end[half]) acc_s[i] = negative_infinity();
-    }
-  }
+  mask_scores<kColumns>(p_, block, first, [](int half) { return own_row<kFew>(half); }, acc_s);
 }
 
 // Finds which tokens from `first` on the two rows of this lane see. Why before the scores are
