@@ -297,13 +297,13 @@ def number(name: str, file: str) -> int:
 
 
 def test_numbers_that_c_plus_plus_knows_too() -> None:
-    assert number("kControlBytes", "allreduce.cuh") == workspaces.CONTROL_BYTES
+    assert number("kControlBytes", "allreduce_exchange.cuh") == workspaces.CONTROL_BYTES
     assert number("kMaxWorld", "peer_memory.cuh") == workspaces._MAX_WORLD
-    assert number("kMaxRowThreads", "allreduce_launch.cuh") == 1024
-    assert number("kMaxRowVecs", "allreduce_launch.cuh") * 16 == MAX_ROW_BYTES
-    launch = (HEADERS / "allreduce_launch.cuh").read_text(encoding="utf-8")
+    assert number("kMaxRowThreads", "allreduce_cut.cuh") == 1024
+    assert number("kMaxRowVecs", "allreduce_cut.cuh") * 16 == MAX_ROW_BYTES
+    cut = (HEADERS / "allreduce_cut.cuh").read_text(encoding="utf-8")
     for world in (4, 8):
-        assert str(workspaces.ONE_SHOT_BYTES[world] >> 10) + " << 10" in launch
+        assert str(workspaces.ONE_SHOT_BYTES[world] >> 10) + " << 10" in cut
     binding = (ROOT / "csrc/comm/allreduce_fusion_binding.cc").read_text(encoding="utf-8")
     block = binding[binding.index("struct WorkspaceBlock") :]
     fields = re.findall(r"(\w+)(?:\[\w+\])?[,;]", block[: block.index("};")])

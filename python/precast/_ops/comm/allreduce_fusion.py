@@ -310,8 +310,9 @@ def allreduce_fusion(
         The given scale, what a consumer multiplies ``quant_out`` by: one float32 number on the GPU,
         which is read there. A float becomes one.
     use_oneshot : bool, optional
-        Whether each rank receives all inputs whole (True), or reduces its rows and sends them on
-        (False). Default: the faster one, by size and number of ranks.
+        Whether each rank receives all inputs whole (True), or reduces its part and sends the sums
+        (False). Default: the faster one, by size and number of ranks. Two ranks always do the
+        former, which sends no more bytes; the results are the same.
     fp32_acc : bool
         Not looked at: sums are always in float32.
     block_quant_group_size : int, optional
@@ -349,7 +350,10 @@ def allreduce_fusion(
     :math:`\max(\max_c |y| / 448, 10^{-10})` rounded up to a power of two. Ranks wait for each other
     on the GPU: a rank that does not call leaves the others waiting. A call takes at most half of a
     GPU, so two calls on two streams, each with a workspace of its own, cannot take each other's
-    space. Allocates nothing if outputs are given; safe in CUDA graphs; not differentiable.
+    space. A row of a norm lies in registers. GPUs without clusters of CTAs (all but compute
+    capability 9.0 and 10.x) keep it in shared memory if it has more than 16 KiB (two ranks) or
+    8 KiB, and all GPUs if it is unaligned. Allocates nothing if outputs are given; safe in CUDA
+    graphs; not differentiable.
 
     Examples
     --------

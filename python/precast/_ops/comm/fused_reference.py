@@ -24,7 +24,7 @@ from precast._ops.quantize._reference_8bit import group_quant, quantize, token_q
 
 EPS = 1e-10
 FP8_MAX = 448.0
-#: Vectors of 16 bytes in a row of a norm at most (kMaxRowVecs of comm/allreduce_launch.cuh).
+#: Vectors of 16 bytes in a row of a norm at most (kMaxRowVecs of comm/allreduce_cut.cuh).
 MAX_ROW_BYTES = 2048 * 16
 
 

@@ -21,7 +21,7 @@ from precast._ops.comm.peer_buffers import PeerBuffers, make_peer_buffers, obsta
 
 #: The world sizes that modules exist for.
 WORLDS = (2, 4, 8)
-#: kControlBytes of comm/allreduce.cuh; a test compares.
+#: kControlBytes of comm/allreduce_exchange.cuh; a test compares.
 CONTROL_BYTES = 1024
 _REPORT_WORDS = 8
 _MAX_WORLD = 8
@@ -29,7 +29,7 @@ _MIB = 1 << 20
 #: A receive buffer is at least as large as a group of the longest rows needs, and at most as large
 #: as pays: a longer message goes in several rounds.
 _MIN_REGION, _MAX_REGION = 1 * _MIB, 64 * _MIB
-#: The largest message in one phase: ``is_one_shot`` of comm/allreduce_launch.cuh; a test compares.
+#: The largest message in one phase: ``is_one_shot`` of comm/allreduce_cut.cuh; a test compares.
 ONE_SHOT_BYTES = {2: 1 << 62, 4: 128 << 10, 8: 64 << 10}
 _STAGES = {
     1: "in a barrier",
