@@ -1,28 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests how an all-reduce is cut, for all sizes of GPUs with and without clusters. Prints each
 // failed check and returns 1.
-#include <cstdio>
-#include <cstdlib>
 #include <random>
-#include <vector>
 
+#include "check.h"
 #include "precast/comm/allreduce_cut.cuh"
 
 using namespace precast;
 
 namespace {
-
-int failures = 0;
-
-#define CHECK(condition, ...)                             \
-  do {                                                    \
-    if (!(condition)) {                                   \
-      std::printf("line %d: %s: ", __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                           \
-      std::printf("\n");                                  \
-      if (++failures > 20) std::exit(1);                  \
-    }                                                     \
-  } while (0)
 
 // What the smallest multiprocessors have: compute capability 8.6.
 constexpr int kSmThreads = 1536, kSmCtas = 16, kSmSharedBytes = 100 << 10;

@@ -20,6 +20,7 @@ import torch
 from attention_functional_calls import FUNCTIONAL
 from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials, valid_calls
 from build_support import Built
+from comm_calls import comm_calls
 from fake_cuda import NO_DRIVER, on_cuda
 
 from precast._base.driver import device_capabilities
@@ -50,12 +51,11 @@ TAKES_A_PLAN = {
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
 MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
-#: Calls of these are not recorded yet: reference mode makes none of e4m3 on Hopper, and what
-#: processes share has no trace. tests/gpu covers their errors.
+#: Calls of these are not recorded yet: reference mode makes none of e4m3 on Hopper. tests/gpu
+#: covers their errors.
 WITHOUT_CALLS = (
     *("run_paged_sm90_fp8", "run_ragged_sm90_fp8", "single_prefill_with_kv_cache_fp8"),
     *("trtllm_batch_context_with_kv_cache_fp8", PACKS),
-    *("allreduce", "allreduce_norm", "custom_all_reduce", "vllm_all_reduce"),
 )
 #: ``workspace_size`` takes tensors of the host: test_attention_plan.py. The others are calls of
 #: run_ragged and run_paged after a plan: test_wrapper_bindings.py.
@@ -91,8 +91,12 @@ def cases(built: Built, kernel: Export) -> list[tuple[Callable[..., None], Any, 
         if spec.op == kernel.op and spec.arch.name == ARCH:
             library = load_library(built.library(spec), spec.cuda_major)
             function = get_function(library, kernel.export)
-            names = loader.axis_names(kernel.op)
-            calls = calls_of(kernel, recorded()[kernel.name], spec.axes, names)
+            if kernel.around is not None:
+                function = functools.partial(kernel.around, function)
+            calls = comm_calls().get(kernel.name)
+            if calls is None:
+                names = loader.axis_names(kernel.op)
+                calls = calls_of(kernel, recorded()[kernel.name], spec.axes, names)
             found.append((function, spec.axes, calls))
     return found
 
