@@ -1,26 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests the attention plan and the tile scheduler with lengths that are garbage, and with plans
 // that were made for another call. Prints each failed check and returns 1.
-#include <cstdio>
 #include <set>
 
+#include "check.h"
 #include "precast/attention/plan_host.cuh"
 
 using namespace precast;
 
 namespace {
-
-int failures = 0;
-
-#define CHECK(condition, ...)                             \
-  do {                                                    \
-    if (!(condition)) {                                   \
-      std::printf("line %d: %s: ", __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                           \
-      std::printf("\n");                                  \
-      if (++failures > 20) std::exit(1);                  \
-    }                                                     \
-  } while (0)
 
 constexpr int32_t kMaxInt = 0x7fffffff;
 constexpr int kMaxWorkTiles = 1 << 20;  // of a CTA; a scheduler that gives more does not end

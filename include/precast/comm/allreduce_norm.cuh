@@ -17,7 +17,8 @@
 //          quant_out  [rows, hidden]  e4m3, contiguous
 //          scales     tensor: [1] fp32, read on the GPU; token: [rows] fp32; group: words of four
 //                     exponents, word w of row r at r + w * scale_stride (core/quant.cuh)
-// Threads  comm/allreduce.cuh; the sums of a row are over its cluster
+// Threads  comm/allreduce.cuh; the sums of a row are over its cluster. The kernel for any rows
+//          keeps a thread's vectors in shared memory, and reads the residual twice.
 // Traffic  beyond that of the all-reduce: reads residual and weight, writes what is requested
 // Measured 2026-11-26 on two H200, bf16, us in a CUDA graph, with the all-reduce alone, NCCL and a
 //          separate norm, and FlashInfer's:
@@ -27,9 +28,8 @@
 #pragma once
 
 #include "precast/comm/allreduce.cuh"
+#include "precast/comm/row_reducer.cuh"
 #include "precast/core/quant.cuh"
-#include "precast/core/sm90/cluster_memory.cuh"
-#include "precast/core/sm90/mbarrier.cuh"
 #include "precast/norm/rmsnorm_kernels.cuh"
 
 namespace precast {
@@ -54,67 +54,6 @@ struct AllReduceNormParams : AllReduceParams {
 
 #if defined(__CUDACC__)
 
-// Sums and maxima over the CTAs of a row, one after the other. Two sets of shared memory in turn
-// make that safe: a CTA is in its call n + 2 only when all warps have begun call n + 1.
-//
-// CTAs of a cluster exchange by stores that complete on an mbarrier. Why not by cluster barriers,
-// as cluster_sum() does: their release waits until everything that was sent to the peers has
-// arrived there, which took 1.4 us for 8 rows of 8192 (H200).
-class RowReducer {
- public:
-  __device__ __forceinline__ RowReducer() {
-    if (cluster_size() == 1) return;
-    if (threadIdx.x == 0) {
-      mbarrier_init(&memory().barriers[0]);
-      mbarrier_init(&memory().barriers[1]);
-      fence_mbarrier_init();
-    }
-    cluster_arrive_relaxed();
-  }
-
-  __device__ __forceinline__ float sum(float x) {
-    if (cluster_size() == 1) return block_sum(x, memory().sums[calls_++ & 1]);
-    return warp_sum(__uint_as_float(exchange(__float_as_uint(warp_sum(x)))));
-  }
-
-  __device__ __forceinline__ uint32_t max(uint32_t x) {
-    if (cluster_size() == 1) return block_max(x, memory().words[calls_++ & 1]);
-    return warp_max(exchange(warp_max(x)));
-  }
-
- private:
-  struct Memory {
-    float sums[2][kMaxWarps];
-    uint32_t words[2][kMaxWarps];
-    uint64_t barriers[2];
-  };
-
-  __device__ __forceinline__ static Memory& memory() {
-    __shared__ Memory memory;
-    return memory;
-  }
-
-  // Gives each warp the words of all warps of the cluster: lane l gets that of warp l, or 0.
-  __device__ __forceinline__ uint32_t exchange(uint32_t word) {
-    const uint32_t lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
-    const uint32_t all = warps * cluster_size();
-    if (calls_ == 0) cluster_wait();  // the mbarriers of all CTAs are initialised
-    const uint32_t turn = calls_ & 1, parity = calls_ / 2 & 1;
-    ++calls_;
-    uint64_t* barrier = &memory().barriers[turn];
-    uint32_t* words = memory().words[turn];
-    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(barrier, all * sizeof(uint32_t));
-    if (lane < cluster_size()) {
-      store_async(&words[cluster_rank() * warps + threadIdx.x / kWarpSize], barrier,
-                  static_cast<int>(lane), word);
-    }
-    mbarrier_wait_parity(barrier, parity);
-    return lane < all ? words[lane] : 0u;
-  }
-
-  uint32_t calls_ = 0;
-};
-
 template <typename T_>
 class NormEpilogue {
  public:
@@ -122,6 +61,8 @@ class NormEpilogue {
   using Params = AllReduceNormParams;
   static constexpr bool kRowsAreWhole = true;
   static constexpr int kSize = Vec<T>::kSize;
+
+  __device__ __forceinline__ static void start() { RowReducer::start(); }
 
   // What is loaded before the wait for the peers. Why only one vector a thread: for two, registers
   // spill, and other rows of the CTA are under way anyway.
@@ -132,106 +73,179 @@ class NormEpilogue {
     Vec<T> weight[kVecs];
   };
 
-  template <bool kAligned, int kVecs>
+  template <int kVecs>
   __device__ __forceinline__ static Early<kVecs> load_early(const Params& p, int64_t row,
-                                                            const int (&columns)[kVecs]) {
+                                                            const int (&indices)[kVecs]) {
     Early<kVecs> early = {};
     if constexpr (Early<kVecs>::kLoads) {
-      early.residual[0] = load_residual<kAligned>(p, row, columns[0]);
-      early.weight[0] = load_weight<kAligned>(p, columns[0]);
+      early.residual[0] = load_residual(p, row, indices[0], true);
+      early.weight[0] = load_weight(p, indices[0], true);
     }
     return early;
   }
 
-  template <bool kAligned, int kVecs>
+  template <int kVecs>
   __device__ __forceinline__ void finish_row(const Params& p, int64_t row,
-                                             const int (&columns)[kVecs],
+                                             const int (&indices)[kVecs],
                                              const Vec<T> (&sums)[kVecs],
                                              const Early<kVecs>& early) {
-    const int64_t start = row * p.columns;
+    constexpr bool kEarly = Early<kVecs>::kLoads;
     Vec<T> y[kVecs];
     {
       float x[kVecs][kSize];
       float squares = 0.0f;
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
-        const RmsNormElements<T, true> elements(
-            sums[i],
-            Early<kVecs>::kLoads ? early.residual[i] : load_residual<kAligned>(p, row, columns[i]));
+        const Elements elements(
+            sums[i], kEarly ? early.residual[i] : load_residual(p, row, indices[i], true));
         squares += elements.sum_of_squares();
 #pragma unroll
         for (int k = 0; k < kSize; ++k) x[i][k] = elements.x[k];
-        store_row<kAligned>(p.residual_out, start, columns[i], pack<T>(x[i]), p);
+        store_to(p, p.residual_out, row, indices[i], pack<T>(x[i]), true);
       }
-      const float rstd = rsqrtf(reducer_.sum(squares) * p.inverse_hidden + p.eps);
+      const float rstd = rstd_of(p, squares);
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
-        float w[kSize];
-        unpack(Early<kVecs>::kLoads ? early.weight[i] : load_weight<kAligned>(p, columns[i]), w);
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) x[i][k] = x[i][k] * rstd * (w[k] + p.weight_bias);
-        y[i] = pack<T>(x[i]);
-        store_row<kAligned>(p.norm_out, start, columns[i], y[i], p);
+        y[i] = scaled(p, x[i], rstd, kEarly ? early.weight[i] : load_weight(p, indices[i], true));
+        store_to(p, p.norm_out, row, indices[i], y[i], true);
       }
     }
     if constexpr (sizeof(T) == 2) {
-      if (p.mode != QuantMode::none) quantize<kAligned>(p, row, columns, y);
+      if (p.mode == QuantMode::none) return;
+      uint32_t most = 0u;
+      if (p.mode == QuantMode::token) {
+#pragma unroll
+        for (int i = 0; i < kVecs; ++i) most = max(most, amax_bits(y[i]));
+      }
+      const QuantScale scale = row_scale(p, row, indices[0], most);
+#pragma unroll
+      for (int i = 0; i < kVecs; ++i) quantize(p, row, indices[i], y[i], scale, true);
+    }
+  }
+
+  static constexpr size_t shared_bytes(const AllReduceTuning& cut) {
+    return static_cast<size_t>(cut.threads) * cut.vecs * kVecBytes;
+  }
+
+  // The same arithmetic in the same order, so that the bits do not depend on which one runs.
+  template <typename SumOf>
+  __device__ __forceinline__ void finish_any_row(const Params& p, int64_t row, int first, int step,
+                                                 const SumOf& sum_of) {
+    extern __shared__ uint4 kept_bits[];  // [vecs, threads], of s, then of y
+    Vec<T>* kept = reinterpret_cast<Vec<T>*>(kept_bits) + threadIdx.x;
+    const int vecs = (p.row_vecs + step - 1) / step;  // the same for all lanes of a warp
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < vecs; ++i) {
+      const int index = first + i * step;
+      if (index >= p.row_vecs) break;
+      const Vec<T> sum = sum_of(index);
+      kept[i * blockDim.x] = sum;
+      squares += Elements(sum, load_residual(p, row, index, p.aligned)).sum_of_squares();
+    }
+    const float rstd = rstd_of(p, squares);
+    uint32_t most = 0u;
+#pragma unroll 1
+    for (int i = 0; i < vecs; ++i) {
+      const int index = first + i * step;
+      if (index >= p.row_vecs) break;
+      Vec<T>& place = kept[i * blockDim.x];
+      const Elements x(place, load_residual(p, row, index, p.aligned));
+      store_to(p, p.residual_out, row, index, pack<T>(x.x), p.aligned);
+      const Vec<T> y = scaled(p, x.x, rstd, load_weight(p, index, p.aligned));
+      store_to(p, p.norm_out, row, index, y, p.aligned);
+      if constexpr (sizeof(T) == 2) {
+        most = max(most, amax_bits(y));
+        place = y;
+      }
+    }
+    if constexpr (sizeof(T) == 2) {
+      if (p.mode == QuantMode::none) return;
+      const QuantScale scale = row_scale(p, row, first, most);
+#pragma unroll 1
+      for (int i = 0; i < vecs; ++i) {
+        const int index = first + i * step;
+        const bool exists = index < p.row_vecs;
+        const Vec<T> y = exists ? kept[i * blockDim.x] : zero_vec<T>();
+        quantize(p, row, index, y, scale, p.aligned);
+      }
     }
   }
 
  private:
-  template <bool kAligned>
-  __device__ __forceinline__ static Vec<T> load_residual(const Params& p, int64_t row, int column) {
-    return load_if<kAligned>(static_cast<const T*>(p.residual) + row * p.columns + column,
-                             p.columns - column);
+  using Elements = RmsNormElements<T, true>;
+
+  __device__ __forceinline__ static Vec<T> load_residual(const Params& p, int64_t row, int index,
+                                                         bool aligned) {
+    const int column = index * kSize;
+    return load_if(static_cast<const T*>(p.residual) + row * p.columns + column, p.columns - column,
+                   aligned);
   }
 
-  template <bool kAligned>
-  __device__ __forceinline__ static Vec<T> load_weight(const Params& p, int column) {
-    return load_if<kAligned>(static_cast<const T*>(p.weight) + column, p.columns - column);
+  __device__ __forceinline__ static Vec<T> load_weight(const Params& p, int index, bool aligned) {
+    const int column = index * kSize;
+    return load_if(static_cast<const T*>(p.weight) + column, p.columns - column, aligned);
   }
 
-  template <bool kAligned>
-  __device__ __forceinline__ static void store_row(void* target, int64_t start, int column,
-                                                   Vec<T> vec, const Params& p) {
-    if (target == nullptr || column >= p.columns) return;
-    store<kAligned>(static_cast<T*>(target) + start + column, vec, p.columns - column);
+  __device__ __forceinline__ static void store_to(const Params& p, void* target, int64_t row,
+                                                  int index, Vec<T> vec, bool aligned) {
+    if (target == nullptr) return;
+    const int column = index * kSize;
+    store_if(static_cast<T*>(target) + row * p.columns + column, vec, p.columns - column, aligned);
   }
 
-  // All threads of the row call it.
-  template <bool kAligned, int kVecs>
-  __device__ __forceinline__ void quantize(const Params& p, int64_t row,
-                                           const int (&columns)[kVecs], const Vec<T> (&y)[kVecs]) {
-    constexpr float kMinScale = 1e-10f;
+  __device__ __forceinline__ float rstd_of(const Params& p, float squares) {
+    return rsqrtf(reducer_.sum(squares) * p.inverse_hidden + p.eps);
+  }
+
+  __device__ __forceinline__ static Vec<T> scaled(const Params& p, const float (&x)[kSize],
+                                                  float rstd, Vec<T> weight) {
+    float w[kSize], y[kSize];
+    unpack(weight, w);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) y[k] = x[k] * rstd * (w[k] + p.weight_bias);
+    return pack<T>(y);
+  }
+
+  static constexpr float kMinScale = 1e-10f;
+
+  // The scale of the tensor or of the row. All threads of the row call it, with the largest
+  // magnitude of their vectors, of which `first` is the first one.
+  __device__ __forceinline__ QuantScale row_scale(const Params& p, int64_t row, int first,
+                                                  uint32_t most) {
     QuantScale scale = {};
     if (p.mode == QuantMode::tensor) {
       scale.reciprocal = 1.0f / load_scalar(p.scale);
     } else if (p.mode == QuantMode::token) {
-      uint32_t most = 0u;
-#pragma unroll
-      for (int i = 0; i < kVecs; ++i) most = max(most, amax_bits(y[i]));
       scale = quant_scale<e4m3>(reducer_.max(most), kMinScale, ScaleFormat::numbers);
-      if (columns[0] == 0) {
-        store_scale(p.scales, ScaleFormat::numbers, row, 0u, 0, 1u, scale);
+      if (first == 0) store_scale(p.scales, ScaleFormat::numbers, row, 0u, 0, 1u, scale);
+    }
+    return scale;
+  }
+
+  // Writes the codes of a vector, and the scale of its group. All lanes of a warp call it, with
+  // zeros if the vector does not exist.
+  __device__ __forceinline__ static void quantize(const Params& p, int64_t row, int index, Vec<T> y,
+                                                  QuantScale scale, bool aligned) {
+    const int column = index * kSize;
+    if (p.mode == QuantMode::group) {
+      const int lanes = p.group_size / kSize;
+      const uint32_t most = warp_max(amax_bits(y), lanes);
+      scale = quant_scale<e4m3>(most, kMinScale * CodeRange<e4m3>::kMax, ScaleFormat::exponents);
+      if (column < p.columns && threadIdx.x % lanes == 0) {
+        store_scale(p.scales, ScaleFormat::exponents, row, column / p.group_size, p.scale_stride,
+                    p.columns / p.group_size, scale);
       }
     }
-#pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      if (p.mode == QuantMode::group) {
-        const int lanes = p.group_size / kSize;
-        const uint32_t most = warp_max(amax_bits(y[i]), lanes);
-        scale = quant_scale<e4m3>(most, kMinScale * CodeRange<e4m3>::kMax, ScaleFormat::exponents);
-        if (columns[i] < p.columns && threadIdx.x % lanes == 0) {
-          store_scale(p.scales, ScaleFormat::exponents, row, columns[i] / p.group_size,
-                      p.scale_stride, p.columns / p.group_size, scale);
-        }
-      }
-      const int64_t left = p.columns - columns[i];
-      if (left <= 0) continue;
-      float x[8];
-      unpack(y[i], x);
-      e4m3* target = static_cast<e4m3*>(p.quant_out) + row * p.columns + columns[i];
-      store_codes<e4m3, kAligned>(target, x, scale.reciprocal, left);
+    const int64_t left = p.columns - column;
+    if (left <= 0) return;
+    float x[8];
+    unpack(y, x);
+    e4m3* target = static_cast<e4m3*>(p.quant_out) + row * p.columns + column;
+    if (aligned) {
+      store_codes<e4m3, true>(target, x, scale.reciprocal, left);
+    } else {
+      store_codes<e4m3, false>(target, x, scale.reciprocal, left);
     }
   }
 

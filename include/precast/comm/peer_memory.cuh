@@ -26,8 +26,8 @@ enum class WaitStage : int {
 // although the kernel has trapped. `stage` is written last.
 struct WaitReport {
   int32_t stage;  // WaitStage, 0 while nothing has happened
-  int32_t rank;   // who waited
-  int32_t peer;   // for whom
+  int32_t rank;   // the rank that waited
+  int32_t peer;   // the rank whose data did not come
   int32_t cta;
   uint32_t epoch;     // of the workspace
   uint32_t expected;  // the signature of this rank, for WaitStage::signature
@@ -45,8 +45,8 @@ struct WaitLimit {
 
 // -- flags ----------------------------------------------------------------------------------------
 
-// Writes of this thread, and those that it has observed (through a CTA barrier, too), are visible
-// to whoever reads `x` with load_acquire_system().
+// A thread that reads `x` with load_acquire_system() then sees the writes of this thread, and those
+// that this thread has observed (through a CTA barrier, too).
 __device__ __forceinline__ void store_release_system(uint32_t* target, uint32_t x) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(target), "r"(x) : "memory");
 }
@@ -74,19 +74,14 @@ __device__ __forceinline__ uint32_t load_relaxed_system(const uint32_t* source) 
 // They bypass L1, and order nothing.
 template <typename T>
 __device__ __forceinline__ void store_vec_system(T* target, Vec<T> vec) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target),
-               "r"(vec.bits.x), "r"(vec.bits.y), "r"(vec.bits.z), "r"(vec.bits.w)
-               : "memory");
+  PRECAST_STORE_VEC("st.relaxed.sys.global.v4.u32", target, vec);
 }
 
 template <typename T>
 __device__ __forceinline__ Vec<T> load_vec_system(const T* source) {
-  uint4 v;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(source)
-               : "memory");
-  return Vec<T>{v};
+  Vec<T> vec;
+  PRECAST_LOAD_VEC("ld.relaxed.sys.global.v4.u32", vec, source);
+  return vec;
 }
 
 // -- waits ----------------------------------------------------------------------------------------

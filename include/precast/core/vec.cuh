@@ -23,15 +23,23 @@ __device__ __forceinline__ Vec<T> zero_vec() {
   return Vec<T>{make_uint4(0u, 0u, 0u, 0u)};
 }
 
+// Loads or stores a vector by an instruction of four words.
+#define PRECAST_LOAD_VEC(instruction, vec, source)                                              \
+  asm volatile(instruction " {%0, %1, %2, %3}, [%4];"                                           \
+               : "=r"((vec).bits.x), "=r"((vec).bits.y), "=r"((vec).bits.z), "=r"((vec).bits.w) \
+               : "l"(source)                                                                    \
+               : "memory")
+#define PRECAST_STORE_VEC(instruction, target, vec)                                     \
+  asm volatile(instruction " [%0], {%1, %2, %3, %4};" ::"l"(target), "r"((vec).bits.x), \
+               "r"((vec).bits.y), "r"((vec).bits.z), "r"((vec).bits.w)                  \
+               : "memory")
+
 // `source` must be 16-byte aligned.
 template <typename T>
 __device__ __forceinline__ Vec<T> load_vec(const T* source) {
-  uint4 v;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(source)
-               : "memory");
-  return Vec<T>{v};
+  Vec<T> vec;
+  PRECAST_LOAD_VEC("ld.global.v4.u32", vec, source);
+  return vec;
 }
 
 // The L2 eviction policy of a load.
@@ -74,9 +82,7 @@ __device__ __forceinline__ void prefetch_to_l2(const void* source) {
 // `target` must be 16-byte aligned.
 template <typename T>
 __device__ __forceinline__ void store_vec(T* target, Vec<T> vec) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(vec.bits.x),
-               "r"(vec.bits.y), "r"(vec.bits.z), "r"(vec.bits.w)
-               : "memory");
+  PRECAST_STORE_VEC("st.global.v4.u32", target, vec);
 }
 
 __device__ __forceinline__ uint32_t load_word(const f32* source) {

@@ -179,8 +179,9 @@ COMM_TIMEOUT = EnvVar(
     "PRECAST_COMM_TIMEOUT",
     0.0,
     _seconds,
-    "For debugging: seconds after which a kernel that waits for another GPU fails, and says for "
-    "whom it waited; ranks then also compare the shapes of each all-reduce (default: 0, no limit).",
+    "For debugging: seconds after which a kernel that waits for another GPU fails, with an error "
+    "that names both ranks; ranks then also compare the shapes of each all-reduce (default: 0, no "
+    "limit).",
 )
 MAX_JOBS = EnvVar(
     "MAX_JOBS",

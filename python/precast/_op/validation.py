@@ -72,6 +72,16 @@ def check_half(
     check_memory_apart(export, "out", out, input)
 
 
+def check_contiguous(export: str, **tensors: torch.Tensor | None) -> None:
+    """Raise ValueError for the first of the tensors that is not contiguous."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(
+                f"{export}: {name} must be contiguous, got strides {[*tensor.stride()]} for shape "
+                f"{[*tensor.shape]}; call .contiguous()"
+            )
+
+
 def check_memory_apart(
     export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, other_name: str = "input"
 ) -> None:

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from precast._ops.comm.allreduce_fusion import (
-    allreduce_fusion,
-    allreduce_fusion_reference,
-    create_allreduce_fusion_workspace,
-)
+from precast._ops.comm.allreduce_fusion import allreduce_fusion, allreduce_fusion_reference
+from precast._ops.comm.create_workspace import create_allreduce_fusion_workspace
 from precast._ops.comm.patterns import AllReduceFusionPattern, QuantizationSFLayout
 from precast._ops.comm.workspace import AllReduceFusionWorkspace
 

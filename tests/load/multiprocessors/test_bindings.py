@@ -20,6 +20,7 @@ import torch
 from attention_functional_calls import FUNCTIONAL
 from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials, valid_calls
 from build_support import Built
+from comm_calls import comm_calls
 from fake_cuda import NO_DRIVER, on_cuda
 
 from precast._base.driver import device_capabilities
@@ -52,9 +53,6 @@ TAKES_A_PLAN = {
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
 MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
-#: Calls of these are not recorded yet: what processes share has no trace. tests/gpu covers their
-#: errors.
-WITHOUT_CALLS = ("allreduce", "allreduce_norm", "custom_all_reduce", "vllm_all_reduce")
 #: ``workspace_size`` takes tensors of the host: test_attention_plan.py. The others are calls of
 #: run_ragged and run_paged after a plan: test_wrapper_bindings.py.
 NOT_HERE = (
@@ -62,7 +60,6 @@ NOT_HERE = (
     *("single_prefill_with_kv_cache_fp8", "trtllm_batch_context_with_kv_cache_fp8"),
     *FUNCTIONAL,
     *(name for name in kernels() if name.startswith("trtllm_fmha_v2_prefill")),
-    *WITHOUT_CALLS,
 )
 #: Their public functions write float32 alone, but the module of the ci profile is for bf16.
 ANOTHER_MODULE = ("mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float")
@@ -90,8 +87,12 @@ def cases(built: Built, kernel: Export) -> list[tuple[Callable[..., None], Any, 
         if spec.op == kernel.op and spec.arch.name == ARCH:
             library = load_library(built.library(spec), spec.cuda_major)
             function = get_function(library, kernel.export)
-            names = loader.axis_names(kernel.op)
-            calls = calls_of(kernel, recorded()[kernel.name], spec.axes, names)
+            if kernel.around is not None:
+                function = functools.partial(kernel.around, function)
+            calls = comm_calls().get(kernel.name)
+            if calls is None:
+                names = loader.axis_names(kernel.op)
+                calls = calls_of(kernel, recorded()[kernel.name], spec.axes, names)
             found.append((function, spec.axes, calls))
     return found
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import precast
-from precast._ops.comm import peer_buffers
+from precast._ops.comm import create_workspace, peer_buffers
 from precast._ops.comm import workspace as workspaces
 from precast._ops.comm.fused_reference import MAX_ROW_BYTES
 from precast.comm import (
@@ -275,13 +275,13 @@ def test_sizes_of_a_workspace(single: Any) -> None:
     assert single.metadata["max_token_num"] == 16
 
 
-@pytest.mark.parametrize("world", workspaces.WORLDS)
+@pytest.mark.parametrize("world", create_workspace.WORLDS)
 def test_a_region_takes_the_largest_row_and_is_bounded(world: int) -> None:
     vectors = MAX_ROW_BYTES // 16
     part = -(-(vectors // 32) // world) * 32
     row = ((world - 1) * part + vectors) * 16
     for message in (1, 1 << 16, 1 << 20, 1 << 24, 1 << 30):
-        size = workspaces.region_bytes(world, message, MAX_ROW_BYTES)
+        size = create_workspace.region_bytes(world, message, MAX_ROW_BYTES)
         assert row <= size <= 64 << 20
         assert (world - 1) * MAX_ROW_BYTES <= size
         if message <= 1 << 24:  # one round
@@ -297,13 +297,13 @@ def number(name: str, file: str) -> int:
 
 
 def test_numbers_that_c_plus_plus_knows_too() -> None:
-    assert number("kControlBytes", "allreduce.cuh") == workspaces.CONTROL_BYTES
+    assert number("kControlBytes", "allreduce_exchange.cuh") == workspaces.CONTROL_BYTES
     assert number("kMaxWorld", "peer_memory.cuh") == workspaces._MAX_WORLD
-    assert number("kMaxRowThreads", "allreduce_launch.cuh") == 1024
-    assert number("kMaxRowVecs", "allreduce_launch.cuh") * 16 == MAX_ROW_BYTES
-    launch = (HEADERS / "allreduce_launch.cuh").read_text(encoding="utf-8")
+    assert number("kMaxRowThreads", "allreduce_cut.cuh") == 1024
+    assert number("kMaxRowVecs", "allreduce_cut.cuh") * 16 == MAX_ROW_BYTES
+    cut = (HEADERS / "allreduce_cut.cuh").read_text(encoding="utf-8")
     for world in (4, 8):
-        assert str(workspaces.ONE_SHOT_BYTES[world] >> 10) + " << 10" in launch
+        assert str(create_workspace.ONE_SHOT_BYTES[world] >> 10) + " << 10" in cut
     binding = (ROOT / "csrc/comm/allreduce_fusion_binding.cc").read_text(encoding="utf-8")
     block = binding[binding.index("struct WorkspaceBlock") :]
     fields = re.findall(r"(\w+)(?:\[\w+\])?[,;]", block[: block.index("};")])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import precast
-from precast._ops.comm import cuda_ipc, custom_all_reduce, handles, host_memory
+from precast._ops.comm import cuda_ipc, custom_all_reduce, handles, host_memory, vllm_handles
 from precast.comm import (
     CommBackend,
     CudaRTLibrary,
@@ -168,8 +168,8 @@ def test_rows_of_a_handle(memory):
     assert not rows[:2].any()
     opened = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(custom_all_reduce, "open_allocation", lambda h: opened.append(h) or 1 << 20)
-        patch.setattr(custom_all_reduce, "close_allocation", opened.remove)
+        patch.setattr(vllm_handles, "open_allocation", lambda h: opened.append(h) or 1 << 20)
+        patch.setattr(vllm_handles, "close_allocation", opened.remove)
         vllm_register_graph_buffers(fa, [[5] * 128, [0] * 128], [[16, 32], [0, 0]])
         assert rows[:2, :2].tolist() == [[(1 << 20) + 16, 1 << 12], [(1 << 20) + 32, 1 << 13]]
         assert handle.captured == [] and opened == [bytes([5] * 64)]  # one allocation, opened once
@@ -204,7 +204,7 @@ def test_a_cpu_tensor_needs_reference_mode(memory):
 
         assert mode.is_reference()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(custom_all_reduce, "is_reference", lambda: False)
+            patch.setattr(vllm_handles, "is_reference", lambda: False)
             vllm_init_custom_ar(memory, torch.zeros(64, dtype=torch.uint8), 0, True)
 
 

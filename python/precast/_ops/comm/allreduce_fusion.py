@@ -15,23 +15,16 @@ from precast._op.declaration import Kind
 from precast._op.export import Export, op
 from precast._op.mode import is_reference
 from precast._ops.comm.fused_reference import (
-    EPS,
-    FP8_MAX,
-    check_norm,
-    check_plain,
-    followed,
-    reduced,
-)
-from precast._ops.comm.fused_reference import (
     allreduce_fusion_reference as allreduce_fusion_reference,
 )
+from precast._ops.comm.fused_reference import check_norm, check_plain, followed, reduced
+from precast._ops.comm.group_all_reduce import all_reduce_by_group, all_reduce_norm_by_group
 from precast._ops.comm.patterns import GROUP, NO_QUANT, TENSOR, TOKEN, AllReduceFusionPattern
 from precast._ops.comm.patterns import fusion_of as _fusion_of
 from precast._ops.comm.workspace import (
     AllReduceFusionWorkspace,
     GroupAllReduceFusionWorkspace,
     TRTLLMAllReduceFusionWorkspace,
-    make_workspace,
     workspace_of_block,
 )
 from precast.api_logging import precast_api
@@ -95,137 +88,6 @@ _ALLREDUCE_NORM = Export(
 
 
 @precast_api
-def create_allreduce_fusion_workspace(
-    backend: str = "auto",
-    world_size: int | None = None,
-    rank: int | None = None,
-    max_token_num: int | None = None,
-    hidden_dim: int | None = None,
-    dtype: torch.dtype | None = None,
-    gpus_per_node: int | None = None,
-    comm_backend: Any | None = None,
-    force_oneshot_support: bool = False,
-    group: Any | None = None,
-    *,
-    top_k: int | None = None,
-    rms_eps: float | None = None,
-    weight_bias: float | None = None,
-    routed_scaling_factor: float | None = None,
-    include_shared_expert: bool | None = None,
-    add_residual: bool | None = None,
-    write_residual_output: bool | None = None,
-    apply_rms_norm: bool | None = None,
-    output_dtype: torch.dtype | None = None,
-    dynamic_fp8: bool | None = None,
-    write_norm_output: bool | None = None,
-    config: Any | None = None,
-) -> AllReduceFusionWorkspace:
-    """Make what :func:`allreduce_fusion` needs of a group of ranks; every rank calls it.
-
-    Parameters
-    ----------
-    backend : str
-        ``"auto"`` or ``"trtllm"``: the kernels of precast where the GPUs of all ranks can access
-        each other's memory, and otherwise the process group (NCCL) with separate kernels for what
-        follows, which a line in the log says. ``"mnnvl"`` and ``"mnnvl-cutedsl"``, FlashInfer's
-        backends for NVLink multicast, are refused.
-    world_size, rank : int
-        The number of ranks, and the number of this one. Kernels exist for 2, 4 and 8 ranks.
-    max_token_num, hidden_dim : int
-        The largest input. Others may have any shape of at most as many elements.
-    dtype : torch.dtype
-        float16, bfloat16 or float32.
-    gpus_per_node : int, optional
-        Not looked at: ranks tell each other their hosts.
-    comm_backend : CommBackend, optional
-        What ranks exchange handles with. Default: ``group``.
-    force_oneshot_support : bool
-        Not looked at: both strategies take messages of all sizes.
-    group : torch.distributed.ProcessGroup, optional
-        The ranks. Default: those of ``comm_backend`` if it is a :class:`TorchDistBackend`,
-        otherwise all processes.
-    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert : optional
-        Of ``"mnnvl-cutedsl"``; refused, as are the next ones.
-    add_residual, write_residual_output, apply_rms_norm, output_dtype : optional
-        As above.
-    dynamic_fp8, write_norm_output, config : optional
-        As above.
-
-    Returns
-    -------
-    AllReduceFusionWorkspace
-        Its ``backend`` is ``"trtllm"`` where the kernels of precast run. It may serve several
-        streams if they do not run calls at once; streams that do need a workspace each.
-
-    Raises
-    ------
-    ValueError
-        Another backend, dtype, size or option; a ``world_size`` or ``rank`` that is not that of
-        ``group``.
-    RuntimeError
-        Without a process group; if GPUs cannot share memory and there is no group for NCCL.
-
-    Notes
-    -----
-    A rank has two receive buffers of about ``max_token_num * hidden_dim`` elements (two ranks) or
-    1.5 to 1.75 times as many, at most 64 MiB each; longer messages go in several rounds. The memory
-    is that of torch's symmetric memory, or of CUDA's IPC handles where that is missing. NVLink
-    multicast is not used. ``PRECAST_COMM_TIMEOUT`` bounds how long kernels wait for each other, for
-    debugging.
-
-    Examples
-    --------
-    >>> import torch, precast
-    >>> with precast.reference_mode():
-    ...     workspace = precast.comm.create_allreduce_fusion_workspace(
-    ...         world_size=1, rank=0, max_token_num=4, hidden_dim=2, dtype=torch.bfloat16
-    ...     )
-    >>> workspace.is_buffer_size_sufficient(1, 4, 2, torch.bfloat16)
-    True
-    >>> workspace.destroy()
-    """
-    function = "create_allreduce_fusion_workspace"
-    if backend in ("mnnvl", "mnnvl-cutedsl"):
-        raise ValueError(
-            f"{function}: backend={backend!r} needs NVLink multicast, which precast does not use. "
-            f"Fix: backend='auto'"
-        )
-    options = {
-        "top_k": top_k,
-        "rms_eps": rms_eps,
-        "weight_bias": weight_bias,
-        "routed_scaling_factor": routed_scaling_factor,
-        "include_shared_expert": include_shared_expert,
-        "add_residual": add_residual,
-        "write_residual_output": write_residual_output,
-        "apply_rms_norm": apply_rms_norm,
-        "output_dtype": output_dtype,
-        "dynamic_fp8": dynamic_fp8,
-        "write_norm_output": write_norm_output,
-        "config": config,
-    }
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ValueError(
-            f"{function}: {', '.join(given)} must be None, because backend 'mnnvl-cutedsl' alone "
-            f"has it. Fix: pass rms_eps and weight_bias to allreduce_fusion()"
-        )
-    if backend not in ("auto", "trtllm"):
-        raise ValueError(f"{function}: backend must be 'auto' or 'trtllm', got {backend!r}")
-    sizes = {
-        "world_size": world_size,
-        "rank": rank,
-        "max_token_num": max_token_num,
-        "hidden_dim": hidden_dim,
-        "dtype": dtype,
-    }
-    for name, value in sizes.items():
-        if value is None:
-            raise ValueError(f"{function}: {name} must be given, got None")
-    return make_workspace(function, **sizes, comm_backend=comm_backend, group=group)  # type: ignore[arg-type]
-
-
-@precast_api
 @op("allreduce_fusion")
 def allreduce_fusion(
     input: torch.Tensor,
@@ -278,7 +140,7 @@ def allreduce_fusion(
         contiguous, on a CUDA device. 16-byte aligned rows are fastest. :math:`s` alone may have any
         shape; with a norm, rows have at most 32 KiB.
     workspace : AllReduceFusionWorkspace
-        Of :func:`create_allreduce_fusion_workspace`.
+        What :func:`create_allreduce_fusion_workspace` returned.
     pattern : int
         0, :math:`s`; 1, :math:`y`; 2 and 4, FP8 with the given ``scale_factor``; 8 and 9, FP8 with
         a scale for each group of columns; 10 and 11, FP8 with a scale for each row. 1, 4, 9 and 11
@@ -310,24 +172,25 @@ def allreduce_fusion(
         The given scale, what a consumer multiplies ``quant_out`` by: one float32 number on the GPU,
         which is read there. A float becomes one.
     use_oneshot : bool, optional
-        Whether each rank receives all inputs whole (True), or reduces its rows and sends them on
-        (False). Default: the faster one, by size and number of ranks.
+        Whether each rank receives all inputs whole (True), or reduces its part and sends the sums
+        (False). Default: the faster one, by size and number of ranks. Two ranks always do the
+        former, which sends no more bytes; the results are the same.
     fp32_acc : bool
-        Not looked at: sums are always in float32.
+        Ignored: sums are always in float32.
     block_quant_group_size : int, optional
         Columns that share a scale: 16, 32, 64 or 128.
     weight_bias : float
         1 for the RMSNorm of Gemma.
     layout_code : int, optional
-        Of FP4 output, which is not there.
+        Ignored: it is the layout of FP4 scales, and no supported pattern writes FP4.
     moe_reduction_device_num_experts, moe_reduction_scale_input : optional
-        Of patterns with a mixture of experts, which are not there, as are the next ones.
+        Ignored, as the next ones: no supported pattern has a mixture of experts.
     moe_reduction_active_experts_token_input, moe_reduction_token_input : optional
-        As above.
+        Ignored.
     expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output : optional
-        As above.
+        Ignored.
     moe_finalize_backend : str
-        As above.
+        Ignored.
 
     Returns
     -------
@@ -338,7 +201,7 @@ def allreduce_fusion(
     Raises
     ------
     ValueError
-        A pattern that is not there; a missing tensor; a tensor that is not on a CUDA device; a
+        An unsupported pattern; a missing tensor; a tensor that is not on a CUDA device; a
         dtype, shape, device or strides other than above; outputs that overlap; a workspace that is
         destroyed or too small. Nothing is written, and no rank waits.
 
@@ -349,7 +212,10 @@ def allreduce_fusion(
     :math:`\max(\max_c |y| / 448, 10^{-10})` rounded up to a power of two. Ranks wait for each other
     on the GPU: a rank that does not call leaves the others waiting. A call takes at most half of a
     GPU, so two calls on two streams, each with a workspace of its own, cannot take each other's
-    space. Allocates nothing if outputs are given; safe in CUDA graphs; not differentiable.
+    space. A row of a norm lies in registers. GPUs without clusters of CTAs (all but compute
+    capability 9.0 and 10.x) keep it in shared memory if it has more than 16 KiB (two ranks) or
+    8 KiB, and all GPUs if it is unaligned. Allocates nothing if outputs are given; safe in CUDA
+    graphs; not differentiable.
 
     Examples
     --------
@@ -445,12 +311,7 @@ def _all_reduce(
     assert isinstance(workspace, GroupAllReduceFusionWorkspace)
     _check_on_gpu(input)
     _ALLREDUCE.explain(None, workspace.world_size, input, output, *options)
-    if is_reference():
-        output.copy_(reduced(workspace.gather(input)))
-        return
-    if output.data_ptr() != input.data_ptr():
-        output.copy_(input)
-    workspace.all_reduce(output)
+    all_reduce_by_group(workspace, input, output)
 
 
 def _all_reduce_norm(
@@ -466,56 +327,4 @@ def _all_reduce_norm(
     assert isinstance(workspace, GroupAllReduceFusionWorkspace)
     _check_on_gpu(tensors[0])
     _ALLREDUCE_NORM.explain(None, workspace.world_size, *tensors, *options)
-    input, residual, weight, residual_out, norm_out, quant_out, scale_out, *numbers = tensors
-    scale_factor, mode, group_size, eps, weight_bias = numbers
-    if is_reference():
-        total = reduced(workspace.gather(input))
-    else:
-        total = input.clone()
-        workspace.all_reduce(total)
-        if _by_kernels(workspace, total, tensors):
-            return
-    results = followed(total, residual, weight, eps, weight_bias, mode, group_size, scale_factor)
-    outputs = (residual_out, norm_out, quant_out, scale_out)
-    for output, result in zip(outputs, results):
-        if output is not None and result is not None:
-            output.copy_(result)
-
-
-def _by_kernels(
-    workspace: GroupAllReduceFusionWorkspace, total: torch.Tensor, tensors: tuple[Any, ...]
-) -> bool:
-    """Run what follows the sum by precast's separate kernels, if they have it."""
-    from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm, gemma_fused_add_rmsnorm
-    from precast._ops.quantize.per_tensor import per_token_quant_fp8, static_quant_fp8
-    from precast._ops.quantize.per_token_group import per_token_group_quant_8bit
-
-    _, residual, weight, residual_out, norm_out, quant_out, scale_out, *numbers = tensors
-    scale_factor, mode, group_size, eps, weight_bias = numbers
-    norms = {0.0: fused_add_rmsnorm, 1.0: gemma_fused_add_rmsnorm}
-    norm = norms.get(float(weight_bias))
-    if norm is None or total.dtype == torch.float32 or not total.is_cuda:
-        return False
-    added = residual.clone()
-    norm(total, added, weight, eps)
-    if residual_out is not None:
-        residual_out.copy_(added)
-    if norm_out is not None:
-        norm_out.copy_(total)
-    if mode == TENSOR:
-        static_quant_fp8(total, scale_factor, out=quant_out)
-    elif mode == TOKEN:
-        per_token_quant_fp8(total, EPS, out=quant_out, out_scale=scale_out)
-    elif mode == GROUP:
-        per_token_group_quant_8bit(
-            total,
-            group_size,
-            EPS * FP8_MAX,
-            column_major_scales=True,
-            scale_tma_aligned=True,
-            scale_ue8m0=True,
-            use_packed_ue8m0=True,
-            out=quant_out,
-            out_scale=scale_out,
-        )
-    return True
+    all_reduce_norm_by_group(workspace, tensors)

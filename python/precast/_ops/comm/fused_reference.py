@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precast._base.torch import torch
-from precast._op.validation import check_memory_apart
+from precast._op.validation import check_contiguous, check_memory_apart
 from precast._ops.comm.patterns import (
     GROUP,
     NO_QUANT,
@@ -24,7 +24,7 @@ from precast._ops.quantize._reference_8bit import group_quant, quantize, token_q
 
 EPS = 1e-10
 FP8_MAX = 448.0
-#: Vectors of 16 bytes in a row of a norm at most (kMaxRowVecs of comm/allreduce_launch.cuh).
+#: Vectors of 16 bytes in a row of a norm at most (kMaxRowVecs of comm/allreduce_cut.cuh).
 MAX_ROW_BYTES = 2048 * 16
 
 
@@ -108,17 +108,8 @@ def followed(
     return x.to(total.dtype), y, *quantized(y, mode, group_size, scale_factor)
 
 
-def _contiguous(export: str, **tensors: torch.Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_contiguous():
-            raise ValueError(
-                f"{export}: {name} must be contiguous, got strides {[*tensor.stride()]} for shape "
-                f"{[*tensor.shape]}; call .contiguous()"
-            )
-
-
 def check_plain(export: str, input: torch.Tensor, output: torch.Tensor) -> None:
-    _contiguous(export, input=input, output=output)
+    check_contiguous(export, input=input, output=output)
 
 
 def check_norm(
@@ -135,7 +126,7 @@ def check_norm(
     block_quant_group_size: int,
 ) -> None:
     """What the binding checks."""
-    _contiguous(
+    check_contiguous(
         export,
         input=input,
         residual_in=residual_in,
@@ -169,7 +160,7 @@ def check_norm(
                 f"{export}: scale_out must be float32 of shape {[rows, 1]}, got {scale_out.dtype} "
                 f"of shape {[*scale_out.shape]}"
             )
-        _contiguous(export, scale_out=scale_out)
+        check_contiguous(export, scale_out=scale_out)
     outputs: dict[str, torch.Tensor] = {}
     for name, output in (
         ("norm_out", norm_out),

@@ -84,7 +84,7 @@ class Handle:
         self._table[index * ROW_BYTES : (index + 1) * ROW_BYTES].copy_(row.view(torch.uint8))
 
     def explain_failure(self) -> str | None:
-        """Whom a kernel waited for in vain, if ``PRECAST_COMM_TIMEOUT`` is set and one did."""
+        """Why a kernel stopped waiting; None if none has, or without ``PRECAST_COMM_TIMEOUT``."""
         if self._report is None or int(self._report[0]) == 0:
             return None
         _, rank, peer, cta, count, *_ = self._report.tolist()

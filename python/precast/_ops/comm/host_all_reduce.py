@@ -37,21 +37,15 @@ def reduce_on_host(
                 f"vllm_all_reduce: buffers must be memory of the host in reference mode, got the "
                 f"address {address:#x}. Fix: call create_shared_buffer() in reference mode, too"
             )
-    own = _view(buffers[rank], size, source.dtype)
+    own = host_memory.view(buffers[rank], size, source.dtype)
     if own.data_ptr() != source.data_ptr():
         own.copy_(source.flatten())
     _barrier(signals, rank)
     total = torch.zeros(source.numel(), dtype=torch.float32)
     for address in buffers:  # in the order of ranks, as the kernel adds
-        total += _view(address, size, source.dtype).float()
+        total += host_memory.view(address, size, source.dtype).float()
     _barrier(signals, rank)  # The others have read this rank's buffer.
     return total.to(source.dtype).view(shape)
-
-
-def _view(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    if size == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=dtype)
 
 
 def _barrier(signals: Sequence[int], rank: int) -> None:

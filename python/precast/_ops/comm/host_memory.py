@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from precast._base.torch import torch
+
 
 class Region(NamedTuple):
     """Memory that this process has allocated or opened."""
@@ -54,6 +56,13 @@ def find(address: int) -> Region | None:
         if region.start <= address < region.start + region.size:
             return region
     return None
+
+
+def view(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """The ``size`` bytes at an address as a tensor of one dimension."""
+    if size == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=dtype)
 
 
 def release(pointer: int) -> None:

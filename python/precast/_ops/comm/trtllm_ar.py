@@ -7,10 +7,10 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.comm.allreduce_fusion import allreduce_fusion
+from precast._ops.comm.create_workspace import make_workspace
 from precast._ops.comm.workspace import (
     AllReduceFusionWorkspace,
     TRTLLMAllReduceFusionWorkspace,
-    make_workspace,
     workspace_of_tensor,
 )
 from precast.api_logging import precast_api
@@ -103,7 +103,7 @@ def trtllm_destroy_ipc_workspace_for_all_reduce_fusion(
     workspace : list of list of int
         The ``ipc_handles``.
     group : torch.distributed.ProcessGroup, optional
-        Not looked at: ranks may free theirs in any order.
+        Ignored: ranks may free theirs in any order.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def trtllm_allreduce_fusion(
     pattern_code : int
         The ``pattern`` of :func:`allreduce_fusion`.
     metadata : dict, optional
-        Not looked at: the workspace knows its sizes.
+        Ignored: the workspace knows its sizes.
 
     Raises
     ------

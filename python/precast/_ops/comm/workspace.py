@@ -14,23 +14,13 @@ import weakref
 from typing import Any
 
 from precast._base import env
-from precast._base.log import get_logger
 from precast._base.torch import torch
-from precast._op.mode import is_reference
-from precast._ops.comm.peer_buffers import PeerBuffers, make_peer_buffers, obstacle
+from precast._ops.comm.peer_buffers import PeerBuffers
 
-#: The world sizes that modules exist for.
-WORLDS = (2, 4, 8)
-#: kControlBytes of comm/allreduce.cuh; a test compares.
+#: kControlBytes of comm/allreduce_exchange.cuh; a test compares.
 CONTROL_BYTES = 1024
 _REPORT_WORDS = 8
 _MAX_WORLD = 8
-_MIB = 1 << 20
-#: A receive buffer is at least as large as a group of the longest rows needs, and at most as large
-#: as pays: a longer message goes in several rounds.
-_MIN_REGION, _MAX_REGION = 1 * _MIB, 64 * _MIB
-#: The largest message in one phase: ``is_one_shot`` of comm/allreduce_launch.cuh; a test compares.
-ONE_SHOT_BYTES = {2: 1 << 62, 4: 128 << 10, 8: 64 << 10}
 _STAGES = {
     1: "in a barrier",
     2: "for its input",
@@ -47,10 +37,13 @@ class AllReduceFusionWorkspace(abc.ABC):
     ----------
     world_size, rank : int
         The size of the group, and the number of this process in it.
+    metadata : dict
+        What the workspace was made for, by FlashInfer's names.
     """
 
     world_size: int
     rank: int
+    metadata: dict[str, Any]
 
     def __init__(self, world_size: int, rank: int) -> None:
         self.world_size = world_size
@@ -70,7 +63,6 @@ class AllReduceFusionWorkspace(abc.ABC):
         captured it. A second call does nothing.
         """
 
-    @abc.abstractmethod
     def is_buffer_size_sufficient(
         self,
         tp_size: int,
@@ -90,8 +82,15 @@ class AllReduceFusionWorkspace(abc.ABC):
         dtype : torch.dtype
             Its dtype.
         use_oneshot : bool, optional
-            Either way is possible for all sizes, so it is not looked at.
+            Ignored: either way is possible for all sizes.
         """
+        made = self.metadata
+        return bool(
+            not self._destroyed
+            and tp_size == self.world_size
+            and num_tokens * hidden_dim <= made["max_token_num"] * made["hidden_dim"]
+            and (dtype == torch.float32) == made["use_fp32_lamport"]
+        )
 
     def gather(self, input: torch.Tensor) -> list[torch.Tensor]:
         """The inputs of all ranks, for references."""
@@ -123,30 +122,13 @@ class _GroupedWorkspace(AllReduceFusionWorkspace):
     ) -> None:
         super().__init__(world_size, rank)
         self.group = group
-        #: FlashInfer's names of what the workspace was made for.
-        self.metadata: dict[str, Any] = {
+        self.metadata = {
             "tp_rank": rank,
             "tp_size": world_size,
             "max_token_num": max_token_num,
             "hidden_dim": hidden_dim,
             "use_fp32_lamport": dtype == torch.float32,
         }
-
-    def is_buffer_size_sufficient(
-        self,
-        tp_size: int,
-        num_tokens: int,
-        hidden_dim: int,
-        dtype: torch.dtype,
-        use_oneshot: Any = None,
-    ) -> bool:
-        made = self.metadata
-        return bool(
-            not self._destroyed
-            and tp_size == self.world_size
-            and num_tokens * hidden_dim <= made["max_token_num"] * made["hidden_dim"]
-            and (dtype == torch.float32) == made["use_fp32_lamport"]
-        )
 
     def gather(self, input: torch.Tensor) -> list[torch.Tensor]:
         if self.world_size == 1:
@@ -236,7 +218,7 @@ class TRTLLMAllReduceFusionWorkspace(_GroupedWorkspace):
         return "trtllm"
 
     def explain_failure(self) -> str | None:
-        """What a kernel waited for in vain, if ``PRECAST_COMM_TIMEOUT`` is set and one did."""
+        """Why a kernel stopped waiting; None if none has, or without ``PRECAST_COMM_TIMEOUT``."""
         if self._report is None or int(self._report[0]) == 0:
             return None
         stage, rank, peer, cta, epoch, expected, got, mismatch = self._report.tolist()
@@ -298,110 +280,3 @@ def workspace_of_tensor(function: str, tensor: torch.Tensor) -> AllReduceFusionW
             f"{function}: workspace_ptrs must be the tensor of a workspace that lives, as "
             f"trtllm_create_ipc_workspace_for_all_reduce_fusion() returns it"
         ) from None
-
-
-def region_bytes(world_size: int, message_bytes: int, row_bytes: int) -> int:
-    """The bytes of a receive buffer for messages of ``message_bytes`` in rows of ``row_bytes``.
-
-    One phase receives the message of each peer. Two phases receive twice ``1 / world_size`` of it,
-    and up to a group of rows more.
-    """
-    peers = world_size - 1
-    one = peers * min(message_bytes, ONE_SHOT_BYTES[world_size])
-    two = 2 * peers * (message_bytes // world_size + row_bytes)
-    wanted = one if world_size == 2 else max(one, two)
-    size = min(max(wanted + 64 * 1024, _MIN_REGION), _MAX_REGION)
-    return -(-size // 4096) * 4096
-
-
-def make_workspace(
-    function: str,
-    world_size: int,
-    rank: int,
-    max_token_num: int,
-    hidden_dim: int,
-    dtype: torch.dtype,
-    comm_backend: Any,
-    group: Any,
-) -> AllReduceFusionWorkspace:
-    """Make the workspace of a group of ranks, each of which calls it."""
-    _check(function, world_size, rank, max_token_num, hidden_dim, dtype)
-    distributed = torch.distributed
-    initialised = distributed.is_available() and distributed.is_initialized()
-    if group is None and comm_backend is not None:
-        group = getattr(comm_backend, "_group", None)
-    if group is None and comm_backend is None and world_size > 1:
-        if not initialised:
-            raise RuntimeError(
-                f"{function}: {world_size} ranks need a process group. Fix: call "
-                f"torch.distributed.init_process_group() first"
-            )
-        group = distributed.group.WORLD
-    if group is not None and (group.size(), group.rank()) != (world_size, rank):
-        raise ValueError(
-            f"{function}: world_size and rank must be those of group, {group.size()} and "
-            f"{group.rank()}, got {world_size} and {rank}"
-        )
-    sizes = (world_size, rank, max_token_num, hidden_dim, dtype)
-    if is_reference() or world_size == 1:
-        return GroupAllReduceFusionWorkspace(*sizes, group)
-
-    def exchange(item: Any) -> tuple[Any, ...]:
-        if comm_backend is not None:
-            return tuple(comm_backend.allgather(item))
-        items: list[Any] = [None] * world_size
-        distributed.all_gather_object(items, item, group=group)
-        return tuple(items)
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    own = None if world_size in WORLDS else f"there are kernels for {WORLDS} GPUs"
-    reason = obstacle(exchange, device, own)
-    if reason is None:
-        message = max_token_num * hidden_dim * dtype.itemsize
-        region = region_bytes(world_size, message, hidden_dim * dtype.itemsize + 16)
-        size = CONTROL_BYTES + 2 * region
-        made = make_peer_buffers(size, rank, device, group, exchange)
-        if isinstance(made, PeerBuffers):
-            made.own.fill_(0xFF)
-            made.own[:CONTROL_BYTES].zero_()
-            torch.cuda.synchronize(device)
-            exchange(None)  # every rank has filled its buffer
-            return TRTLLMAllReduceFusionWorkspace(*sizes, group, made)
-        reason = made
-    if group is None:
-        raise RuntimeError(
-            f"{function}: the GPUs cannot share memory ({reason}), and without a process group "
-            f"NCCL cannot take their place. Fix: pass group"
-        )
-    log = get_logger().warning if rank == 0 else get_logger().debug
-    log(
-        "all-reduce of %d ranks runs on %s, and what follows it in kernels of its own: %s",
-        world_size,
-        distributed.get_backend(group),
-        reason,
-    )
-    return GroupAllReduceFusionWorkspace(*sizes, group)
-
-
-def _check(
-    function: str,
-    world_size: int,
-    rank: int,
-    max_token_num: int,
-    hidden_dim: int,
-    dtype: torch.dtype,
-) -> None:
-    for name, value in (
-        ("world_size", world_size),
-        ("rank", rank),
-        ("max_token_num", max_token_num),
-        ("hidden_dim", hidden_dim),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
-        if value < (0 if name == "rank" else 1):
-            raise ValueError(f"{function}: {name} must be positive, got {value}")
-    if rank >= world_size:
-        raise ValueError(f"{function}: rank must be below world_size {world_size}, got {rank}")
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise ValueError(f"{function}: dtype must be float16, bfloat16 or float32, got {dtype}")

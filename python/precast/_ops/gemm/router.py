@@ -12,7 +12,7 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.gemm.tinygemm import check_contiguous
+from precast._op.validation import check_contiguous
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
@@ -61,13 +61,13 @@ def _check(export: str, mat_a: torch.Tensor, mat_b: torch.Tensor, out: torch.Ten
         raise ValueError(
             f"{export}: mat_a must have 1 to {MAX_ROWS} rows, got shape {[*mat_a.shape]}"
         )
-    check_contiguous(export, "mat_a", mat_a)
+    check_contiguous(export, mat_a=mat_a)
     if mat_b.stride() != (1, DEPTH):
         raise ValueError(
             f"{export}: mat_b must have strides [1, {DEPTH}], got {[*mat_b.stride()]}; pass the "
             f"transpose of a contiguous weight"
         )
-    check_contiguous(export, "out", out)
+    check_contiguous(export, out=out)
 
 
 def _fill(made: dict[str, Any]) -> None:

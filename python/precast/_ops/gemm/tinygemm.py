@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.export import Export, launches
+from precast._op.validation import check_contiguous
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
 from precast.trace.registry import by_form
@@ -40,15 +41,6 @@ def tinygemm_bf16_reference(
     return result.to(input.dtype)
 
 
-def check_contiguous(export: str, name: str, tensor: torch.Tensor) -> None:
-    """``tensor`` is contiguous, in the words of the bindings."""
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{export}: {name} must be contiguous, got strides {[*tensor.stride()]} for shape "
-            f"{[*tensor.shape]}; call .contiguous()"
-        )
-
-
 def _check(
     export: str,
     input: torch.Tensor,
@@ -71,9 +63,7 @@ def _check(
             f"{export}: out must have at most {MAX_TILES} tiles of 8 rows and {COLUMNS} columns, "
             f"got shape {[*out.shape]}"
         )
-    for name, tensor in (("input", input), ("weight", weight), ("out", out), ("bias", bias)):
-        if tensor is not None:
-            check_contiguous(export, name, tensor)
+    check_contiguous(export, input=input, weight=weight, out=out, bias=bias)
 
 
 _TINYGEMM = Export(
