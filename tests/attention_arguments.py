@@ -23,6 +23,8 @@ DOUBTFUL = (
 #: They are only there for other backends: what is not None is not supported.
 _NONE = ("kv_cache_sf", "skip_softmax_threshold_scale_factor", "use_fp16_softmax")
 TWO = 2.0
+#: Scales of four heads, which only queries of 8 bits have.
+SCALES_OF_HEADS = torch.ones(4)
 _NOT_FINITE = (math.nan, math.inf, -math.inf, 1e39)
 #: More of what no call can mean by an argument.
 _MORE: dict[str, tuple[Any, ...]] = {
@@ -32,7 +34,7 @@ _MORE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("custom_mask_d", "packed_custom_mask_d"), (torch.ones(2),)),
     **dict.fromkeys(("block_mask", "kv_block_lens", "q2k_indices"), (torch.ones(2),)),
     **dict.fromkeys(("kv_splits", "use_clc"), (1, "x", 1.5)),
-    **dict.fromkeys(("scale_q", "scale_k", "scale_v"), (torch.ones(4),)),
+    **dict.fromkeys(("scale_q", "scale_k", "scale_v"), (SCALES_OF_HEADS,)),
     **dict.fromkeys(("R", "C"), (0, -1)),
     "use_profiler": (True,),
     "profiler_buffer": (torch.ones(2),),
@@ -73,8 +75,13 @@ def wrong_calls(call: Call) -> Iterator[tuple[str, str, Call]]:
         # An empty tuple or dictionary, which is false, leaves a dtype out.
         falsy = (lambda v: v in ((), {})) if name.endswith("data_type") else (lambda v: False)
         for value in [*wrong_values(parameter), *_MORE.get(name, ())]:
-            if not falsy(value) and not any(n == name and v is value for n, v in call.legal):
+            if not falsy(value) and not any(n == name and _is(v, value) for n, v in call.legal):
                 yield name, f"{name}={value!r:.40}", call.replaced(name, value)
+
+
+def _is(legal: object, value: object) -> bool:
+    """Whether both are one value: numbers by their value, other objects by identity."""
+    return legal is value or (type(legal) is type(value) is float and legal == value)
 
 
 def assert_wrong_arguments_are_named(make: Callable[[], Call]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_arguments import Call
+from attention_arguments import SCALES_OF_HEADS, Call
 from attention_sound_calls import HEAD_DIM, HEADS, INDPTR, KV_HEADS, PAGE_SIZE, bytes_of
 
 import precast
@@ -68,7 +68,9 @@ def _single(has_heads: bool) -> Call:
     given = {"q": _numbers(QUERIES, HEADS, HEAD_DIM), "k": k, "v": k.clone(), "o_dtype": BF16}
     scales = {name.replace("_scale", ""): x for name, x in _scales(has_heads).items()}
     given |= {f"scale_{name}": x for name, x in scales.items()}
-    return Call(precast.single_prefill_with_kv_cache, given)
+    numbers = tuple((f"scale_{name}", 1.5) for name in scales)
+    legal = (*numbers, ("scale_q", SCALES_OF_HEADS))
+    return Call(precast.single_prefill_with_kv_cache, given, legal=legal)
 
 
 def _context() -> Call:

@@ -315,6 +315,17 @@ def test_one_request_in_fp8(tokens, export, monkeypatch):
     torch.testing.assert_close(out.float(), want, atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("option", ["k_scale", "v_scale"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39])
+def test_a_number_beside_scales_of_heads_must_be_finite(option, value):
+    q, k, v = fp8_tensors()
+    scales = torch.ones(4), torch.ones(2), torch.ones(2)
+    with pytest.raises(
+        ValueError, match=f"single_prefill_with_kv_cache: {option} must be a finite"
+    ):
+        precast.single_prefill_with_kv_cache(q, k, v, *scales, o_dtype=BF16, **{option: value})
+
+
 @pytest.mark.parametrize(("q_len", "export"), [(40, "run_paged_sm90_fp8"), (1, "run_paged")])
 def test_context_attention_in_fp8(q_len, export, monkeypatch):
     q = torch.randn(2 * q_len, 4, 64).to(E4M3)

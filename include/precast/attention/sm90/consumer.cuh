@@ -153,7 +153,8 @@ class Sm90Consumer {
 
   template <int kColumns, bool kFew = false>
   __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const;
-  static __device__ __forceinline__ uint32_t query_step(int step, bool is_low);
+  static __device__ __forceinline__ uint32_t query_step(int step, int term);
+  static __device__ __forceinline__ uint32_t third_step(int step);
   __device__ __forceinline__ uint32_t key_step(int step) const;
   __device__ __forceinline__ void multiply_pv(AccO& acc_o, const OperandP& p) const;
   __device__ __forceinline__ void change_queries();

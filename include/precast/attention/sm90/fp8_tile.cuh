@@ -64,7 +64,7 @@ struct Sm90Fp8Tile {
   using ValueLayout = PanelLayout<kDimV>;  // of V before it is transposed
   static constexpr int kQueryPanel = QueryLayout::kPanelBytes, kQueryRowBytes = kDimK;
 
-  static constexpr int kQueryBytes = kBlockM * kDimK;
+  static constexpr int kQueryBytes = kBlockM * kDimK, kThirdBytes = 0;
   static constexpr int kKeyBytes = kBlockN * kDimK;
   // Columns of ones beside V, as many as the tensor cores take at least.
   static constexpr int kOnes = 8;

@@ -11,23 +11,23 @@ namespace precast {
 
 // -- Products ------------------------------------------------------------------------------------
 
-// Queries that are split count as two, of which the low ones are first: their sums are small, so
-// less of them is rounded off.
+// Queries that are split count as two or three, of which the lowest ones are first: their sums are
+// small, so less of them is rounded off.
 template <typename Tile>
 template <int kColumns, bool kFew>
 __device__ __forceinline__ void Sm90Consumer<Tile>::multiply_qk(
     float (&acc_s)[kColumns / 2]) const {
   using Mma = Wgmma<typename Tile::Key, kColumns>;
   constexpr int kSteps = KeyLayout::kPanels * KeyLayout::kPanelBytes / kStepBytes;
-  constexpr int kParts = Tile::kSplitsQueries ? 2 : 1;
   const int first_row = kFew ? consumer_ * kSharedRows : 0;  // too many, of the descriptor
   const uint64_t q = q_descriptor_ +
                      ((q_.stage * Tile::kQueryBytes - first_row * QueryLayout::kPanelBytes) >> 4),
                  k = k_descriptor_ + (k_.stage * Tile::kKeyBytes >> 4);
 #pragma unroll
-  for (int i = 0; i < kParts * kSteps; ++i) {
-    const int step = i % kSteps, is_low = i / kSteps < kParts - 1;
-    const uint64_t a = q + query_step(step, is_low), b = k + key_step(step);
+  for (int i = 0; i < Tile::kTerms * kSteps; ++i) {
+    const int step = i % kSteps, term = Tile::kTerms - 1 - i / kSteps;
+    const uint64_t a = term < 2 ? q + query_step(step, term) : q_descriptor_ + third_step(step),
+                   b = k + key_step(step);
     if (i == 0) {
       Mma::template new_ss<false>(acc_s, a, b);
     } else {
@@ -36,13 +36,24 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::multiply_qk(
   }
 }
 
-// What a step of k adds to the descriptors of Q and K.
+// What a step of k adds to the descriptors of Q, with the high numbers as term 0 and the low ones
+// as term 1, and of K.
 template <typename Tile>
-__device__ __forceinline__ uint32_t Sm90Consumer<Tile>::query_step(int step, bool is_low) {
+__device__ __forceinline__ uint32_t Sm90Consumer<Tile>::query_step(int step, int term) {
   constexpr int kBytes = kStepBytes * (Tile::kSplitsQueries ? 2 : 1);
   constexpr int kPanelSteps = QueryLayout::kPanelBytes / kBytes;
-  const int in_panel = step % kPanelSteps * kBytes + is_low * kStepBytes;
+  const int in_panel = step % kPanelSteps * kBytes + term * kStepBytes;
   return (step / kPanelSteps * Tile::kBlockM * QueryLayout::kPanelBytes + in_panel) >> 4;
+}
+
+// The same for third numbers, from the first buffer of Q on.
+template <typename Tile>
+__device__ __forceinline__ uint32_t Sm90Consumer<Tile>::third_step(int step) {
+  constexpr int kPanelSteps = QueryLayout::kPanelBytes / kStepBytes;
+  const int in_panel = step % kPanelSteps * kStepBytes;
+  return (Sm90Buffers<Tile>::kThirdOffset +
+          step / kPanelSteps * Tile::kBlockM * QueryLayout::kPanelBytes + in_panel) >>
+         4;
 }
 
 template <typename Tile>
@@ -69,7 +80,7 @@ template <typename Tile>
 __device__ __forceinline__ void Sm90Consumer<Tile>::change_queries() {
   const uint32_t queries = buffers_.q(q_.stage);
   if constexpr (Tile::kSplitsQueries) {
-    split_queries<Tile>(queries, query_scale_);
+    split_queries<Tile>(queries, buffers_.third_of_q(), query_scale_);
   } else {
     convert_queries<Tile>(queries, query_scale_);
   }

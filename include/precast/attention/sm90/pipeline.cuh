@@ -43,15 +43,18 @@ struct Sm90Buffers {
   __device__ __forceinline__ uint32_t q(int stage) const {
     return base + stage * Tile::kQueryBytes;
   }
+  // The third numbers of the queries in work (attention/sm90/query.cuh).
+  __device__ __forceinline__ uint32_t third_of_q() const { return base + kThirdOffset; }
   __device__ __forceinline__ uint32_t k(int stage) const {
-    return base + Tile::kQueryStages * Tile::kQueryBytes + stage * Tile::kKeyBytes;
+    return base + kKeyOffset + stage * Tile::kKeyBytes;
   }
   __device__ __forceinline__ uint32_t v(int stage) const {
-    return base + Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
-           stage * Tile::kValueBytes;
+    return base + kKeyOffset + Tile::kStages * Tile::kKeyBytes + stage * Tile::kValueBytes;
   }
-  static constexpr int kStorageOffset = Tile::kQueryStages * Tile::kQueryBytes +
-                                        Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
+  static constexpr int kThirdOffset = Tile::kQueryStages * Tile::kQueryBytes;
+  static constexpr int kKeyOffset = kThirdOffset + Tile::kThirdBytes;
+  static constexpr int kStorageOffset =
+      kKeyOffset + Tile::kStages * (Tile::kKeyBytes + Tile::kValueBytes);
 };
 
 // KV blocks of a work tile.

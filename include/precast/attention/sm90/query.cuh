@@ -4,18 +4,21 @@
 // its largest number comes near the largest of the type; the scale of its scores takes it back.
 //
 //   f16    for keys that are converted to f16: a number that becomes 0 is 2^-32 of the largest
-//   e4m3   for keys that stay e4m3: q = high + low, both rounded to e4m3, and so
+//   e4m3   for keys that stay e4m3: q = high + low [+ third], each rounded to e4m3, and so
 //
-//            Q K^T = low K^T + high K^T                  in the same accumulator
+//            Q K^T = [third K^T +] low K^T + high K^T    in the same accumulator
 //
 //          A bf16 number has eight significant bits. e4m3 has four, the remainder is at most half
 //          of the last of them, and so it is a multiple of its 1/16 of at most 8 in magnitude: four
-//          bits again. So the sum is exact, for numbers down to 2^-9 of the row's largest; smaller
-//          ones lose what is below 2^-17 of it.
+//          bits again. So the sum of two is exact, for numbers down to 2^-9 of the row's largest;
+//          smaller ones lose what is below 2^-17 of it. f16 has three bits more: two of its numbers
+//          lose up to 2^-9, and the third number is the rest, a multiple of 2^-10 of at most 2.
+//          So the sum of three is exact down to 2^-6 of the row's largest, with the same loss
+//          below.
 //
-// Layout   32 bf16 numbers of a row, 64 bytes, become 32 high ones and then 32 low ones: each of
-// them
-//          are what one wgmma reads of a row.
+// Layout   32 numbers of a row, 64 bytes, become 32 high ones and then 32 low ones. One wgmma reads
+//          32 bytes of each row. Third numbers have a buffer of their own, whose panels are as wide
+//          as those of Q.
 // Threads  Four lanes share a row. What a lane writes replaces what it has read.
 #pragma once
 
@@ -86,34 +89,37 @@ __device__ __forceinline__ void convert_queries(uint32_t queries, float (&scale)
   }
 }
 
-// Splits this lane's rows from `first` on, of two, into two e4m3 numbers each. It holds all of them
-// in registers, because consumers wait for it at the begin of each work tile.
+// Splits this lane's rows from `first` on, of two, into e4m3 numbers. It holds all of them in
+// registers, because consumers wait for it at the begin of each work tile.
 template <typename Tile, int kRows>
-__device__ __forceinline__ void split_rows_of_queries(uint32_t queries, int first,
+__device__ __forceinline__ void split_rows_of_queries(uint32_t queries, uint32_t thirds, int first,
                                                       float (&scale)[2]) {
   constexpr int kChunks = 4, kGroups = Tile::kDimK / (8 * kChunks);  // of a row
   constexpr int kGroupsOfLane = (kGroups + 3) / 4;
   using Chunk = Vec<typename Tile::Query>;
-  const auto rows = query_rows<Tile>(queries);
+  const auto rows = query_rows<Tile>(queries), third_rows = query_rows<Tile>(thirds);
   const auto for_each_group = [&](const auto& visit) {
 #pragma unroll
     for (int i = 0; i < kRows * kGroupsOfLane; ++i) {
       const int row = i % kRows, group = i / kRows * 4 + threadIdx.x % 4;
+      const auto chunk_of = [&](const auto& of, int number) -> Chunk& {
+        return of.template chunk<typename Tile::Query>(sm90_row<Tile>(first + row), number);
+      };
       if (kGroups % 4 == 0 || group < kGroups) {
-        visit(row, i / kRows, [&](int chunk) -> Chunk& {
-          return rows.template chunk<typename Tile::Query>(sm90_row<Tile>(first + row),
-                                                           group * kChunks + chunk);
-        });
+        visit(
+            row, i / kRows,
+            [&](int chunk) -> Chunk& { return chunk_of(rows, group * kChunks + chunk); },
+            [&](int chunk) -> Chunk& { return chunk_of(third_rows, group * kChunks / 2 + chunk); });
       }
     }
   };
   Chunk x[kRows][kGroupsOfLane][kChunks];
   float largest[kRows] = {};
-  for_each_group([&](int row, int i, const auto& chunk) {
+  for_each_group([&](int row, int i, const auto& chunk, const auto&) {
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) x[row][i][j] = chunk(j);
   });
-  for_each_group([&](int row, int i, const auto&) {
+  for_each_group([&](int row, int i, const auto&, const auto&) {
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
       float eight[8];
@@ -129,24 +135,31 @@ __device__ __forceinline__ void split_rows_of_queries(uint32_t queries, int firs
     factor[row] = power.factor;
     scale[first + row] = power.inverse;
   }
-  for_each_group([&](int row, int i, const auto& chunk) {
+  for_each_group([&](int row, int i, const auto& chunk, const auto& third_chunk) {
 #pragma unroll
     for (int pair = 0; pair < kChunks / 2; ++pair) {
-      uint32_t high[4], low[4];
+      uint32_t terms[Tile::kTerms][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float eight[8], rounded[4];
+        float eight[8];
         unpack(x[row][i][2 * pair + j / 2], eight);
-        float* const four = eight + j % 2 * 4;
+        float* const left = eight + j % 2 * 4;
 #pragma unroll
-        for (int k = 0; k < 4; ++k) four[k] *= factor[row];
-        high[j] = pack_fp8<e4m3>(four[0], four[1], four[2], four[3]);
-        unpack_fp8<e4m3>(high[j], rounded);
-        low[j] = pack_fp8<e4m3>(four[0] - rounded[0], four[1] - rounded[1], four[2] - rounded[2],
-                                four[3] - rounded[3]);
+        for (int k = 0; k < 4; ++k) left[k] *= factor[row];
+#pragma unroll
+        for (int term = 0; term < Tile::kTerms; ++term) {
+          float rounded[4];
+          terms[term][j] = pack_fp8<e4m3>(left[0], left[1], left[2], left[3]);
+          unpack_fp8<e4m3>(terms[term][j], rounded);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) left[k] -= rounded[k];
+        }
       }
-      chunk(pair).bits = make_uint4(high[0], high[1], high[2], high[3]);
-      chunk(kChunks / 2 + pair).bits = make_uint4(low[0], low[1], low[2], low[3]);
+#pragma unroll
+      for (int term = 0; term < Tile::kTerms; ++term) {
+        Chunk& to = term < 2 ? chunk(term * kChunks / 2 + pair) : third_chunk(pair);
+        to.bits = make_uint4(terms[term][0], terms[term][1], terms[term][2], terms[term][3]);
+      }
     }
   });
 }
@@ -154,12 +167,13 @@ __device__ __forceinline__ void split_rows_of_queries(uint32_t queries, int firs
 // Splits this warp's rows, in the way of convert_queries(): both rows of a lane at once where there
 // are registers.
 template <typename Tile>
-__device__ __forceinline__ void split_queries(uint32_t queries, float (&scale)[2]) {
+__device__ __forceinline__ void split_queries(uint32_t queries, uint32_t thirds,
+                                              float (&scale)[2]) {
   if constexpr (Tile::kDimK <= 128) {
-    split_rows_of_queries<Tile, 2>(queries, 0, scale);
+    split_rows_of_queries<Tile, 2>(queries, thirds, 0, scale);
   } else {
-    split_rows_of_queries<Tile, 1>(queries, 0, scale);
-    split_rows_of_queries<Tile, 1>(queries, 1, scale);
+    split_rows_of_queries<Tile, 1>(queries, thirds, 0, scale);
+    split_rows_of_queries<Tile, 1>(queries, thirds, 1, scale);
   }
 }
 

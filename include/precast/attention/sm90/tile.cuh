@@ -45,24 +45,29 @@ constexpr int sm90_block_m(int head_dim_vo, int kv_bytes, int group_size) {
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
 // The types in which wgmma multiplies queries with keys, and P with values. Values of e4m3 are
-// converted to f16. So are keys, but where queries are bf16: such a query is the sum of two e4m3
-// numbers (SplitQueries in attention/sm90/query.cuh), so that keys stay as they are. General
-// kernels rotate keys, for which e4m3 is too coarse.
+// converted to f16. Keys stay as they are, because a query is the sum of a few e4m3 numbers
+// (attention/sm90/query.cuh). General kernels rotate keys, for which e4m3 is too coarse, and
+// convert them to f16.
 template <typename Q, typename KV, bool kIsGeneral>
 struct MmaElements {
   using Key = Q;
   using Value = Q;
 };
-template <typename Q, bool kIsGeneral>
-struct MmaElements<Q, e4m3, kIsGeneral> {
+template <typename Q>
+struct MmaElements<Q, e4m3, true> {
   using Key = f16;
   using Value = f16;
 };
-template <>
-struct MmaElements<bf16, e4m3, false> {
+template <typename Q>
+struct MmaElements<Q, e4m3, false> {
   using Key = e4m3;
   using Value = f16;
 };
+
+// The e4m3 numbers whose sum a query is: two hold the eight significant bits of bf16. Of the eleven
+// of f16 they would hold nine.
+template <typename Q>
+constexpr int kQueryTerms = TypeName<Q>::value == DType::f16 ? 3 : 2;
 
 // kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
 // otherwise with the causal mask and the window alone.
@@ -76,6 +81,8 @@ struct Sm90Tile {
   static constexpr bool kConverts = sizeof(KV) != sizeof(Value);  // values
   static constexpr bool kConvertsKeys = sizeof(KV) != sizeof(Key);
   static constexpr bool kSplitsQueries = sizeof(Key) == 1;
+  // The products with keys that Q K^T is the sum of.
+  static constexpr int kTerms = kSplitsQueries ? kQueryTerms<Q> : 1;
   static constexpr bool kConvertsQueries =
       !kSplitsQueries && TypeName<Q>::value != TypeName<Key>::value;
   // Whether the scores of each row have a scale, and whether that of a run is one of heads.
@@ -116,6 +123,10 @@ struct Sm90Tile {
   static constexpr int kQueryPanel = QueryLayout::kPanelBytes / 2;  // elements
   static constexpr int kQueryRowBytes = kDimK * 2;
   static constexpr int kQueryBytes = kBlockM * kQueryRowBytes;
+  // Of the third numbers of queries, in panels like those of Q, of which each has half the numbers.
+  static constexpr int kThirdPanels = (QueryLayout::kPanels + 1) / 2;
+  static constexpr int kThirdBytes =
+      kTerms > 2 ? kBlockM * kThirdPanels * QueryLayout::kPanelBytes : 0;
   static constexpr int kKeyBytes = kBlockN * kDimK * sizeof(Key);
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;
@@ -124,8 +135,9 @@ struct Sm90Tile {
   static constexpr int kWorkSlots = 3;
   static constexpr int kStorageBytes = 2048;  // Sm90SharedStorage
   static constexpr int kRotaryBytes = kGeneral ? kDimK * 4 : 0;
-  static constexpr int kBytesOfOneQuery =
-      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kStorageBytes + kRotaryBytes;
+  static constexpr int kBytesOfOneQuery = kQueryBytes + kThirdBytes +
+                                          kStages * (kKeyBytes + kValueBytes) + kStorageBytes +
+                                          kRotaryBytes;
   // The Q of the next work tile is copied while this one is computed, where there is room.
   static constexpr int kQueryStages = kBytesOfOneQuery + kQueryBytes <= kSmemPerCta ? 2 : 1;
   static constexpr int kSharedBytes = kBytesOfOneQuery + (kQueryStages - 1) * kQueryBytes;

@@ -18,7 +18,7 @@ from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.backends import FA3_CAPABILITY, check_backend
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
-from precast._ops.attention.run import Scale
+from precast._ops.attention.run import Scale, split_scale
 from precast._ops.attention.single import run_single, single_prefill
 from precast._ops.attention.trace import single_trace
 from precast._ops.attention.validation import check_flags, check_mask_size
@@ -86,11 +86,12 @@ def _check_mask(
         )
 
 
-def _product(of_heads: torch.Tensor | None, scale: Scale) -> Scale:
-    """Return both scales as one."""
+def _product(option: str, of_heads: torch.Tensor | None, scale: Scale) -> Scale:
+    """Return both scales as one; ``option`` is the name of the second one."""
     if of_heads is None or scale is None:
         return scale if of_heads is None else of_heads
-    return of_heads * scale
+    number, on_device = split_scale("single_prefill_with_kv_cache", option, scale, "")
+    return of_heads * (number if on_device is None else on_device)
 
 
 @supported_compute_capability([10 * FA3_CAPABILITY[0] + FA3_CAPABILITY[1]])
@@ -220,7 +221,8 @@ def single_prefill_with_kv_cache(
                 f"{name}: {option} must be None for queries of {q.dtype}: it is of queries of 8 "
                 f"bits. Fix: pass k_scale or v_scale, or multiply sm_scale"
             )
-    k_scale, v_scale = _product(scale_k, k_scale), _product(scale_v, v_scale)
+    k_scale = _product("k_scale", scale_k, k_scale)
+    v_scale = _product("v_scale", scale_v, v_scale)
     masked = custom_mask is not None or packed_custom_mask is not None
     if masked and q.dim() == k.dim() == 3:
         _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
