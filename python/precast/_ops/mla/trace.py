@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from precast._base.torch import torch
 from precast._ops.attention import trace as parts
+from precast._ops.attention.functional.trace import PAGES, WORKSPACE, fill_table
 from precast._ops.attention.trace import table
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, registry
 
@@ -185,3 +186,56 @@ def _plan(call: dict[str, Any], form: _Form, cls: Any) -> None:
             use_sinks=form.sinks,
         )
     call["self"] = wrapper
+
+
+# -- functions over a block table -----------------------------------------------------------------
+
+
+def decode_trace(name: str, reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
+    """Make templates of a function over a block table, with rotary columns and without."""
+
+    def template(has_kpe: bool) -> TraceTemplate:
+        columns = {"head_dim_qk": Const("d", sample=576 if has_kpe else 512)}
+        return TraceTemplate(
+            op_type="mla_paged",
+            name_prefix=name.replace("_batch_decode_with_kv_cache", "")
+            + ("" if has_kpe else "_nope"),
+            description="Multi-head latent attention of the newest tokens over a block table.",
+            axes={
+                "batch_size": Var("Requests.", sample=2),
+                "q_len": Var("Queries of a request.", sample=2),
+                **_HEADS,
+                **columns,
+                **PAGES,
+                **WORKSPACE,
+            },
+            inputs={
+                "query": Tensor(["batch_size", "q_len", "num_heads", "head_dim_qk"]),
+                "kv_cache": Tensor(["num_pages", "page_size", "head_dim_qk"]),
+                "workspace_buffer": Tensor(["workspace_bytes"], dtype="uint8"),
+                "qk_nope_head_dim": Scalar("int32", sample=128),
+                "kv_lora_rank": Scalar("int32", sample=512),
+                "qk_rope_head_dim": Scalar("int32", sample=64 if has_kpe else 0),
+                "block_tables": Tensor(["batch_size", "max_pages"], dtype="int32"),
+                "seq_lens": Tensor(["batch_size"], dtype="int32"),
+                "max_seq_len": Scalar("int32"),
+                "bmm1_scale": Scalar("float32", sample=0.07),
+                "bmm2_scale": Scalar("float32"),
+            },
+            outputs={
+                "output": Tensor(
+                    ["batch_size", "q_len", "num_heads", "kv_lora_rank"], dtype_from="query"
+                )
+            },
+            reference=reference,
+            fill=_fill_pages,
+        )
+
+    def form_of(qk_rope_head_dim: Any = 64, **others: Any) -> bool:
+        return bool(qk_rope_head_dim)
+
+    return parts.by_form(template, lambda **call: (form_of(**call),), parts.BOTH)
+
+
+def _fill_pages(call: dict[str, Any]) -> None:
+    fill_table(call, page_size=call["kv_cache"].shape[1])
