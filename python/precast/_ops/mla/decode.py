@@ -36,9 +36,13 @@ _BACKENDS = ("auto", "xqa", "trtllm-gen", "cute-dsl", "cake")
 def xqa_batch_decode_with_kv_cache_mla_reference(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
+    workspace_buffer: torch.Tensor,
+    qk_nope_head_dim: int,
     kv_lora_rank: int,
+    qk_rope_head_dim: int,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
+    max_seq_len: int,
     bmm1_scale: float = 1.0,
     bmm2_scale: float = 1.0,
     sinks: torch.Tensor | None = None,
@@ -49,6 +53,8 @@ def xqa_batch_decode_with_kv_cache_mla_reference(
 
     Parameters
     ----------
+    workspace_buffer, qk_nope_head_dim, max_seq_len : torch.Tensor, int, int
+        Not read.
     cum_seq_lens_q : torch.Tensor, optional
         ``[batch_size + 1]``: where the queries of each request start, with ``query``
         ``[tokens, num_heads, head_dim_qk]``.
@@ -62,7 +68,7 @@ def xqa_batch_decode_with_kv_cache_mla_reference(
         bounds = cum_seq_lens_q.tolist()
     else:
         bounds = [i * (rows.shape[0] // max(batch, 1)) for i in range(batch + 1)]
-    has_kpe = query.shape[-1] > kv_lora_rank
+    has_kpe = qk_rope_head_dim > 0
     out, lse, _ = attend_pages(
         rows[..., :kv_lora_rank],
         rows[..., kv_lora_rank:] if has_kpe else None,
@@ -147,9 +153,13 @@ def xqa_batch_decode_with_kv_cache_mla(
 def trtllm_batch_decode_with_kv_cache_mla_reference(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
+    workspace_buffer: torch.Tensor,
+    qk_nope_head_dim: int,
     kv_lora_rank: int,
+    qk_rope_head_dim: int,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
+    max_seq_len: int,
     bmm1_scale: float = 1.0,
     bmm2_scale: float = 1.0,
     sinks: torch.Tensor | None = None,
@@ -160,6 +170,8 @@ def trtllm_batch_decode_with_kv_cache_mla_reference(
 
     Parameters
     ----------
+    workspace_buffer, qk_nope_head_dim, max_seq_len : torch.Tensor, int, int
+        Not read.
     cum_seq_lens_q : torch.Tensor, optional
         As for the function.
     return_lse : bool
@@ -168,9 +180,13 @@ def trtllm_batch_decode_with_kv_cache_mla_reference(
     return xqa_batch_decode_with_kv_cache_mla_reference(
         query,
         kv_cache,
+        workspace_buffer,
+        qk_nope_head_dim,
         kv_lora_rank,
+        qk_rope_head_dim,
         block_tables,
         seq_lens,
+        max_seq_len,
         bmm1_scale,
         bmm2_scale,
         sinks,
