@@ -315,9 +315,10 @@ TableCopy copy_of(const Arg& with, const char* name, const OptionalTensor& table
 // No table shares memory with what the launch writes: the plan, and the buffers that tables are
 // copied to. A table may be its own buffer.
 void check_tables_apart(const Arg& ints, const TableCopy* copies) {
-  const char* const names[] = {"qo_indptr", "kv_indptr", "kv_last_page_len", "kv_indices"};
+  const char* const names[] = {"qo_indptr", "kv_indptr", "kv_last_page_len", "kv_indices",
+                               "kv_len"};
   const char* const buffers[] = {"qo_indptr_buf", "kv_indptr_buf", "kv_last_page_len_buf",
-                                 "kv_indices_buf"};
+                                 "kv_indices_buf", "kv_len_buf"};
   for (int i = 0; i < kTableCopies; ++i) {
     const TensorMemory table(ints.op, names[i], copies[i].from, 4 * copies[i].count);
     check_written({ints}, {table});
@@ -333,7 +334,7 @@ void check_tables_apart(const Arg& ints, const TableCopy* copies) {
 // knows; one that is None is in its buffer already.
 void plan(TensorView int_workspace, TensorView block, OptionalTensor qo_indptr,
           OptionalTensor kv_indptr, OptionalTensor kv_last_page_len, OptionalTensor kv_indices,
-          bool enable_pdl) {
+          OptionalTensor kv_len, bool enable_pdl) {
   const Arg ints = PRECAST_ARG("plan", int_workspace);
   check_cuda(ints);
   const PlanBlock& b = packed_block(PRECAST_ARG("plan", block));
@@ -352,6 +353,7 @@ void plan(TensorView int_workspace, TensorView block, OptionalTensor qo_indptr,
   take(0, "qo_indptr", qo_indptr, p.lengths.qo_indptr, batch + 1);
   take(1, "kv_indptr", kv_indptr, p.lengths.kv_indptr, batch + 1);
   take(2, "kv_last_page_len", kv_last_page_len, p.lengths.last_page_len, batch);
+  take(4, "kv_len", kv_len, p.lengths.kv_len, batch);
   p.copies[3] =
       copy_of(ints, "kv_indices", kv_indices, b.params.kv_indices, b.params.num_kv_indices, false);
   check_tables_apart(ints, p.copies);

@@ -127,7 +127,7 @@ def test_calls_of_cpu_tensors_are_rejected(built: Built, file_name: str) -> None
     calls = {
         "run_paged_nvfp4": (q, q, None, q, None, *options_of_run),
         "pack_plan": (ints[:3].int(), None, None, None, None, ints, ints, *none, block),
-        "plan": (ints, block, None, None, None, None, True),
+        "plan": (ints, block, *none, True),
         "run_paged": (q, q, None, q, None, None, block, 1.0, 1.0, None, None, True),
         "run_ragged": (q, q, q, q, None, None, block, 1.0, 1.0, None, None, True),
     }

@@ -25,7 +25,7 @@ struct TableCopy {
   int64_t count;  // 0: nothing is copied
 };
 
-constexpr int kTableCopies = 4;  // qo_indptr, kv_indptr, last_page_len, indices
+constexpr int kTableCopies = 5;  // qo_indptr, kv_indptr, last_page_len, indices, kv_len
 
 struct PlanParams {
   ScheduleShape shape;

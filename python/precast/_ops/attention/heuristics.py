@@ -50,7 +50,7 @@ _SHARED_KIB: dict[int, int] = {
 
 
 @functools.cache
-def _shared_kib(index: int) -> int:
+def shared_kib(index: int) -> int:
     """Return the shared memory of a CTA in what is built for this GPU."""
     # Why not get_device_capability: TorchDynamo takes these properties for constants.
     properties = torch.cuda.get_device_properties(index)
@@ -61,7 +61,7 @@ def _largest(head_dims: tuple[int, int], device: torch.device) -> Tile:
     tiles = _TILES[head_dims]
     if not tiles[-1].min_shared_kib:  # Every target has it.
         return tiles[-1]
-    kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
+    kib = shared_kib(device_index(device)) if device.type == "cuda" else 0
     return [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
 
 

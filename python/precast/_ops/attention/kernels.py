@@ -141,7 +141,7 @@ pack_plan = _export(
 plan = _export(
     "plan",
     "int_workspace!:u8|i8[bytes] block qo_indptr?:i32 kv_indptr?:i32 kv_last_page_len?:i32 "
-    "kv_indices?:i32 enable_pdl:pdl_on",
+    "kv_indices?:i32 kv_len?:i32 enable_pdl:pdl_on",
     write=references.copy_tables,
 )
 workspace_size = _export(
@@ -213,7 +213,7 @@ def _number(option: str, value: float | None, default: float = 1.0) -> float:
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:
     """Divide the work; ``sources`` are copied to the plan's buffers, None where they are there."""
-    plan[packed.model.key[-1:]](packed.int_workspace, packed.block, *sources[:4], True)
+    plan[packed.model.key[-1:]](packed.int_workspace, packed.block, *sources, True)
 
 
 def workspace_bytes(device: torch.device, shape: PlanShape, lengths: Tables) -> tuple[int, int]:

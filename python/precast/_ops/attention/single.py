@@ -18,7 +18,7 @@ from precast._ops.attention import kernels, sm90, validation
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.head_scales import has_heads, scale_queries
-from precast._ops.attention.plan import PlanShape, ScoreOptions, Scores, new_block
+from precast._ops.attention.plan import NO_TABLES, PlanShape, ScoreOptions, Scores, new_block
 from precast._ops.attention.reference import attend, features_of, ragged_requests
 from precast._ops.attention.run import Scale, scales_of, scales_of_heads
 
@@ -161,7 +161,7 @@ def _plan_and_run(
     mask = packed_mask, None if packed_mask is None else bounds  # The mask starts at byte 0.
     lengths = (bounds, None, None, None, None)
     kernels.pack_plan[key](*lengths, ints, floats, *mask, slopes, None, None, block)
-    kernels.plan[key](ints, block, None, None, None, None, True)
+    kernels.plan[key](ints, block, *NO_TABLES, True)
     run(q, k, v, out, lse, None, block, 1.0, out_scale, qk_scale, v_scale, True)
 
 

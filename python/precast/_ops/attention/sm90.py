@@ -33,7 +33,8 @@ _FEWEST_ROWS, _FEWEST_UNSHARED_ROWS = 17, 65
 _MOST_GROUP = 64
 
 
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels for sm_90a run on the device."""
     return device.type == "cuda" and _has_capability(device_index(device))
 
 
@@ -79,7 +80,7 @@ def runs(dtypes: tuple[Any, ...], shape: PlanShape, device: torch.device) -> boo
     """Whether these kernels run a plan."""
     group = shape.num_qo_heads // shape.num_kv_heads
     return (
-        _is_hopper(device)
+        is_hopper(device)
         and dtypes in _DTYPES
         and (shape.head_dim_qk, shape.head_dim_vo) in _HEAD_DIMS
         and group <= _MOST_GROUP
@@ -112,7 +113,7 @@ def multiplies_fp8(
         and fp8_key(dtypes, head_dims, 0) is not None
         and q_len * group >= _FEWEST_UNSHARED_ROWS
         and group <= _MOST_GROUP
-        and _is_hopper(device)
+        and is_hopper(device)
     )
 
 

@@ -71,6 +71,8 @@ class AttentionWrapper(PlanAttributes):
     _takes_kv_cache_sf = False
     #: Whether kernels for prefill may run; False for a decode that does not ask for them.
     _use_tensor_cores = True
+    #: What engines plan with by position.
+    _cached_module_type: type[CachedModule] = CachedModule
     #: Launches of plans that wait for other checks; None: a plan is launched at once.
     _checked_plans: list[Callable[[], None]] | None = None
 
@@ -249,8 +251,10 @@ class AttentionWrapper(PlanAttributes):
         else:
             packed = kernels.pack(plan)
         if self._use_cuda_graph:
-            for name, buffer, table in zip(Tables._fields[:3], packed.tables, lengths):
-                if buffer is not None and table is not None and table.numel() != buffer.numel():
+            for name, buffer, table in zip(Tables._fields, packed.tables, lengths):
+                if buffer is None or table is None or name == "kv_indices":
+                    continue
+                if table.numel() != buffer.numel():
                     raise ValueError(
                         f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
                         f"{[*table.shape]}"
@@ -284,7 +288,7 @@ class AttentionWrapper(PlanAttributes):
         # Engines choose the arguments of _cached_module.plan() by it.
         self._backend = "fa3" if self._requested_backend == "fa3" else "fa2"
         if self._cached_module is None:
-            self._cached_module = CachedModule(self)
+            self._cached_module = self._cached_module_type(self)
 
     def _with_tile(
         self,

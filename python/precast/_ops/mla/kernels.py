@@ -20,7 +20,7 @@ def _export(op: str, name: str) -> Export:
     return Export(
         op,
         name,
-        f"q_nope:T=f16|bf16[rows,{_HEADS},{_CKV}] q_pe?:T[rows,{_HEADS},{_KPE}] "
+        f"q_nope:T=f16|bf16|f32[rows,{_HEADS},{_CKV}] q_pe?:T[rows,{_HEADS},{_KPE}] "
         f"ckv_cache:U=e4m3|T[pages,{_PAGE},{_CKV}] kpe_cache?:U[pages,{_PAGE},{_KPE}] "
         f"out!:T[rows,{_HEADS},{_CKV}] lse!?:f32[rows,{_HEADS}] sinks?:f32[{_HEADS}] block "
         f"sm_factor:float out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.] "

@@ -20,7 +20,7 @@ from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
 from precast._ops.attention.functional.checks import check_paged, check_ragged, row_step
 from precast._ops.attention.functional.geometry import LEAST_SCALE, plan_bytes, shape_of
 from precast._ops.attention.functional.self_plan import counters_of
-from precast._ops.attention.plan import ScoreOptions, new_block
+from precast._ops.attention.plan import NO_TABLES, ScoreOptions, new_block
 
 #: Params blocks by all that they depend on. A block holds addresses and keeps no tensor of a caller
 #: alive: a call that finds it has tensors of its own at these addresses, of these sizes.
@@ -28,7 +28,8 @@ _blocks: dict[tuple[Any, ...], torch.Tensor] = {}
 _MOST_BLOCKS = 1024
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a params block depends on of a tensor."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -60,8 +61,8 @@ def run_paged(
         *(workspace.data_ptr(), workspace.shape, workspace.stride(), workspace.dtype),
         *(tables.data_ptr(), tables.shape, tables.stride(), tables.dtype),
         *(lens.data_ptr(), lens.shape, lens.stride(), lens.dtype),
-        None if q_bounds is None else _place(q_bounds),
-        None if mask is None else _place(mask),
+        None if q_bounds is None else place(q_bounds),
+        None if mask is None else place(mask),
         device,
         options[:6],
         options[6] >= LEAST_SCALE,
@@ -71,7 +72,7 @@ def run_paged(
         given = query, k_cache, v_cache, out, lse, workspace, tables, lens, q_bounds, mask, sinks
         block = _pack_paged(words, PagedCall(*given, *options), key)
     if not block.plans_itself:
-        kernels.plan[device,](workspace, block, None, None, None, None, options[10])
+        kernels.plan[device,](workspace, block, *NO_TABLES, options[10])
     if block.sm90_key is not None:
         run = kernels.run_paged_sm90[block.sm90_key]
     run(query, k_cache, v_cache, out, lse, sinks, block, *options[6:])
@@ -102,9 +103,9 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
         c.k.shape,
         c.k.dtype,
         c.v.shape,
-        _place(c.workspace),
-        _place(c.q_bounds),
-        _place(c.kv_bounds),
+        place(c.workspace),
+        place(c.q_bounds),
+        place(c.kv_bounds),
         device,
         args[9:14],
         args[14] >= LEAST_SCALE,
@@ -114,7 +115,7 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
         check_ragged(words, c)
         tables = c.kv_bounds, c.q_bounds, None, None, None
         block = _packed(key, c, tables)
-    kernels.plan[device,](c.workspace, block, None, None, None, None, c.enable_pdl)
+    kernels.plan[device,](c.workspace, block, *NO_TABLES, c.enable_pdl)
     if block.sm90_key is not None:
         run = kernels.run_ragged_sm90[block.sm90_key]
     run(c.query, c.k, c.v, c.out, c.lse, c.sinks, block, *args[14:])
@@ -168,7 +169,17 @@ def _packed(
         # What it reads of this call must live until the launches are enqueued.
         block.read = tables, slopes
         return block
+    keep_block(key, block)
+    return block
+
+
+def kept_block(key: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return the params block of a key, if there is one."""
+    return _blocks.get(key)
+
+
+def keep_block(key: tuple[Any, ...], block: torch.Tensor) -> None:
+    """Keep a params block by all that it depends on."""
     if len(_blocks) >= _MOST_BLOCKS:
         _blocks.clear()
     _blocks[key] = block
-    return block
