@@ -28,36 +28,48 @@ struct ProducerOf<Tile, true> {
   using Type = Sm90ConvertProducer<Tile>;
 };
 
-// Who computes a tile, and what they share.
-template <typename TileOf>
-struct Sm90Roles {
-  using Tile = TileOf;
-  using Storage = Sm90SharedStorage<Tile>;
-  using Producer = typename ProducerOf<Tile>::Type;
-  using Consumer = Sm90Consumer<Tile>;
-};
+// Who computes a tile, what they share, and what a launch passes to them.
+template <typename TileType, typename StorageType, typename ProducerType, typename ConsumerType>
+struct Sm90RolesOf {
+  using Tile = TileType;
+  using Params = Sm90AttentionParams;
+  using Buffers = Sm90Buffers<Tile>;
+  using Storage = StorageType;
+  using Producer = ProducerType;
+  using Consumer = ConsumerType;
 
-template <typename Roles>
-__global__ __launch_bounds__(Roles::Tile::kCtaThreads, 1) void Sm90AttentionKernel(
-    const __grid_constant__ Sm90AttentionParams params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Tile = typename Roles::Tile;
-  extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
-  const Sm90Buffers<Tile> buffers = {shared_address(sm90_attention_smem)};
-  using Storage = typename Roles::Storage;
-  using Producer = typename Roles::Producer;
-  static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
-  Storage& shared =
-      *reinterpret_cast<Storage*>(sm90_attention_smem + Sm90Buffers<Tile>::kStorageOffset);
-  launch_dependent_grids();
-  // With three consumers, ptxas spills a few registers because of it.
-  if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
-  if (threadIdx.x == 0) {
+  // One thread calls it.
+  static __device__ __forceinline__ void init(const Params& params, Storage& shared) {
     prefetch_tensor_map(&params.q);
     prefetch_tensor_map(&params.k);
     prefetch_tensor_map(&params.v);
     shared.q.init(1, Tile::kConsumerWarps);
     Producer::init(params, shared);
+  }
+};
+
+template <typename Tile>
+using Sm90Roles =
+    Sm90RolesOf<Tile, Sm90SharedStorage<Tile>, typename ProducerOf<Tile>::Type, Sm90Consumer<Tile>>;
+
+template <typename Roles>
+__global__ __launch_bounds__(Roles::Tile::kCtaThreads,
+                             1) void Sm90AttentionKernel(const __grid_constant__
+                                                         typename Roles::Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Tile = typename Roles::Tile;
+  using Buffers = typename Roles::Buffers;
+  extern __shared__ __align__(1024) unsigned char sm90_attention_smem[];
+  const Buffers buffers = {shared_address(sm90_attention_smem)};
+  using Storage = typename Roles::Storage;
+  using Producer = typename Roles::Producer;
+  static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
+  Storage& shared = *reinterpret_cast<Storage*>(sm90_attention_smem + Buffers::kStorageOffset);
+  launch_dependent_grids();
+  // With three consumers, ptxas spills a few registers because of it.
+  if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
+  if (threadIdx.x == 0) {
+    Roles::init(params, shared);
     shared.work.init(1, Producer::work_readers(params) + Tile::kConsumerWarps);
     shared.combine.begin_clock = clock();
     fence_mbarrier_init();
@@ -78,10 +90,11 @@ __global__ __launch_bounds__(Roles::Tile::kCtaThreads, 1) void Sm90AttentionKern
 
 #if !defined(__CUDACC_RTC__)
 
-template <typename Roles>
-cudaError_t launch_sm90_roles(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+// Params are AttentionParams or what has more.
+template <typename Roles, typename Params>
+cudaError_t launch_sm90_roles(const Params& p, bool enable_pdl, cudaStream_t stream) {
   using Tile = typename Roles::Tile;
-  Sm90AttentionParams params;
+  typename Roles::Params params;
   cudaError_t error = encode_params<Tile>(params, p);
   if (error != cudaSuccess) return error;
   const auto kernel = Sm90AttentionKernel<Roles>;

@@ -10,10 +10,13 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// The row of the tile that a consumer lane holds.
+// The row of the tile that a consumer lane holds. Where a tile has fewer rows than consumers have
+// threads for, each of them holds all rows.
 template <typename Tile>
 __device__ __forceinline__ int sm90_row(int half) {
-  return Tile::thread() / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
+  int thread = Tile::thread();
+  if constexpr (Tile::kThreads > 2 * Tile::kBlockM) thread %= 2 * Tile::kBlockM;
+  return thread / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
 // Transposes 4x4 words among the four lanes that share a row: lane q gives words[j] and gets the
@@ -36,12 +39,13 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&words)[4]) {
   }
 }
 
-// Writes the output of a tile that is not split. A lane exchanges words with the others of its row,
-// so that it stores 16 bytes at once.
-template <typename Tile>
+// Writes the output of a tile that is not split, from column `first_column` on. A lane exchanges
+// words with the others of its row, so that it stores 16 bytes at once.
+template <typename Tile, int kCount>
 __device__ __forceinline__ void sm90_write_output(const AttentionParams& p, const BlockInfo& block,
                                                   const RowStatistics& rows,
-                                                  const float (&acc_o)[Tile::kDimV / 2]) {
+                                                  const float (&acc_o)[kCount],
+                                                  int first_column = 0) {
   using T = typename Tile::Query;
   const int q = threadIdx.x % 4;
 #pragma unroll
@@ -50,10 +54,10 @@ __device__ __forceinline__ void sm90_write_output(const AttentionParams& p, cons
     const bool exists = row < block.num_rows;
     const PackGqaRow packed(p, block, exists ? row : 0);
     const RowResult result(p, packed.q_head, rows.row_max[half], rows.row_sum[half]);
-    if (q == 0 && exists) write_lse(p, block, packed, result.lse);
-    T* const out = output_row<T>(p, block, packed) + 8 * q;
+    if (q == 0 && exists && first_column == 0) write_lse(p, block, packed, result.lse);
+    T* const out = output_row<T>(p, block, packed) + first_column + 8 * q;
 #pragma unroll
-    for (int group = 0; group < Tile::kDimV / 32; ++group) {
+    for (int group = 0; group < kCount / 16; ++group) {
       uint32_t words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -67,11 +71,12 @@ __device__ __forceinline__ void sm90_write_output(const AttentionParams& p, cons
   }
 }
 
-// Writes the partial result of a split.
-template <typename Tile>
+// Writes the partial result of a split, from column `first_column` on.
+template <typename Tile, int kCount>
 __device__ __forceinline__ void sm90_write_partial(const AttentionParams& p, const BlockInfo& block,
                                                    const RowStatistics& rows,
-                                                   const float (&acc_o)[Tile::kDimV / 2]) {
+                                                   const float (&acc_o)[kCount],
+                                                   int first_column = 0) {
   const PartialResult target = partial_result<Tile>(p, block.work);
   const int q = threadIdx.x % 4;
 #pragma unroll
@@ -79,11 +84,15 @@ __device__ __forceinline__ void sm90_write_partial(const AttentionParams& p, con
     const int row = sm90_row<Tile>(half);
     if (row >= block.num_rows) continue;
 #pragma unroll
-    for (int j = 0; j < Tile::kDimV / 8; ++j) {
-      *reinterpret_cast<float2*>(target.acc_o + PartialResult::offset<Tile>(row, 8 * j + 2 * q)) =
+    for (int j = 0; j < kCount / 4; ++j) {
+      // Why so: there are four offsets then, for whatever number of columns.
+      const int offset =
+          PartialResult::offset<Tile>(row, first_column + 8 * (j % 4) + 2 * q) + j / 4 * 32;
+      *reinterpret_cast<float2*>(target.acc_o + offset) =
           make_float2(acc_o[4 * j + 2 * half], acc_o[4 * j + 2 * half + 1]);
     }
-    if (q == 0) target.row_stats[row] = make_float2(rows.row_max[half], rows.row_sum[half]);
+    if (q == 0 && first_column == 0)
+      target.row_stats[row] = make_float2(rows.row_max[half], rows.row_sum[half]);
   }
 }
 

@@ -11,13 +11,9 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename TileOf>
-struct Sm90Fp8Roles {
-  using Tile = TileOf;
-  using Storage = Sm90Fp8Storage<Tile>;
-  using Producer = Sm90Fp8Producer<Tile>;
-  using Consumer = Sm90Fp8Consumer<Tile>;
-};
+template <typename Tile>
+using Sm90Fp8Roles =
+    Sm90RolesOf<Tile, Sm90Fp8Storage<Tile>, Sm90Fp8Producer<Tile>, Sm90Fp8Consumer<Tile>>;
 
 #if !defined(__CUDACC_RTC__)
 

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "precast/attention/mask.cuh"
+#include "precast/attention/sm90/consumer.cuh"
 #include "precast/attention/sm90/query.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 
@@ -74,25 +75,10 @@ class Sm90Consumer {
   }
 
  protected:
-  // Calls process(block) for each work tile, and combines the splits of those that have some.
+  // Calls process(block) for each work tile.
   template <typename Process>
   __device__ __forceinline__ void for_each_work(const Process& process) {
-    for (uint32_t count = 0;; ++count) {
-      const PipelineState<Tile::kWorkSlots> state = PipelineState<Tile::kWorkSlots>::after(count);
-      shared_.work.wait_full(state, "work of a consumer");
-      const WorkSlot& slot = shared_.slots[state.stage];
-      if (!slot.is_valid) return;
-      process(slot.block);
-      if (slot.block.work.num_splits > 1) {
-        const PipelineState<Tile::kWorkSlots> next =
-            PipelineState<Tile::kWorkSlots>::after(count + 1);
-        shared_.work.wait_full(next, "the next work of a consumer");
-        combine_splits<Tile, typename Tile::Query>(
-            p_, slot.block, shared_.counters + slot.block.work.counter,
-            !shared_.slots[next.stage].is_valid, shared_.combine);
-      }
-      release(&shared_.work.empty[count % Tile::kWorkSlots]);
-    }
+    precast::for_each_work<Tile>(p_, shared_, process);
   }
 
   // From the scores of a row, as transform_and_mask() leaves them, to logits in base 2.
@@ -479,30 +465,11 @@ class Sm90Consumer {
     }
   }
 
-  // Sets the scores to -inf that causal mask, window and the end of the tokens hide. `first`: the
-  // token of the first column. Columns that no row of the tile masks are left out.
+  // mask_scores() of this lane's rows. `first`: the token of the first column.
   template <int kColumns, bool kFew = false>
   __device__ __forceinline__ void mask(const BlockInfo& block, int32_t first,
                                        float (&acc_s)[kColumns / 2]) const {
-    int32_t begin[2], end[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const PackGqaRow row(p_, block, own_row<kFew>(half));
-      const MaskBounds bounds(p_, block.work, row.q_idx);
-      begin[half] = bounds.begin - first - threadIdx.x % 4 * 2;
-      end[half] = bounds.end - first - threadIdx.x % 4 * 2;
-    }
-    constexpr int kGroup = 32;  // columns that are looked at together
-#pragma unroll
-    for (int column = 0; column < kColumns; column += kGroup) {
-      const int32_t token = first + column;
-      if (token >= block.unmasked_begin && token + kGroup <= block.unmasked_end) continue;
-#pragma unroll
-      for (int i = column / 2; i < (column + kGroup) / 2; ++i) {
-        const int half = i / 2 % 2, offset = i / 4 * 8 + i % 2;
-        if (offset < begin[half] || offset >= end[half]) acc_s[i] = negative_infinity();
-      }
-    }
+    mask_scores<kColumns>(p_, block, first, [](int half) { return own_row<kFew>(half); }, acc_s);
   }
 
   // Finds which tokens from `first` on the two rows of this lane see. Why before the scores are

@@ -29,23 +29,15 @@ __device__ __forceinline__ void prefetch_plan(const TileSchedulerParams& params)
   if (line < batch * kEntryInts) prefetch(4, layout.entries + line);
 }
 
-template <typename Tile>
-class Sm90Producer {
-  using Storage = Sm90SharedStorage<Tile>;
-
+// What finds work tiles and pages, for producers of any KV blocks. Params are AttentionParams or
+// what has more.
+template <typename Tile, typename Storage, typename Params>
+class Sm90WorkProducer {
  protected:
   static constexpr int kQueryWarp = 2, kWorkWarp = 3;
 
-  __device__ __forceinline__ Sm90Producer(const Sm90AttentionParams& params, Storage& shared,
-                                          Sm90Buffers<Tile> buffers)
-      : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
-
-  // The arrivals are those that fill a stage of K, and of V.
-  static __device__ __forceinline__ void init(Storage& shared, uint32_t key_arrivals,
-                                              uint32_t value_arrivals) {
-    shared.k.init(key_arrivals, Tile::kConsumerWarps);
-    shared.v.init(value_arrivals, Tile::kConsumerWarps);
-  }
+  __device__ __forceinline__ Sm90WorkProducer(const Params& p, Storage& shared)
+      : p_(p), shared_(shared) {}
 
   // -- Work ---------------------------------------------------------------------------------------
 
@@ -67,18 +59,18 @@ class Sm90Producer {
     }
   }
 
-  // The same where all four warps copy K or V: then one of them copies Q, too, and one of its lanes
-  // finds work. If there are registers, it finds the next work tile before its warp copies this
-  // one, so that the others need not wait for it.
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_work_of_all(int warp, const Visit& visit) {
+  // The same where all four warps copy K or V: then one of them calls copy_queries(block), too, and
+  // one of its lanes finds work. If there are registers, it finds the next work tile before its
+  // warp copies this one, so that the others need not wait for it.
+  template <typename CopyQueries, typename Visit>
+  __device__ __forceinline__ void for_each_work_of_all(int warp, const CopyQueries& copy_queries,
+                                                       const Visit& visit) {
     constexpr bool kLooksAhead = Tile::kProducerRegisters >= 56;
     const bool finds_work = warp == kWorkWarp && threadIdx.x % 32 == 0;
     if (finds_work) start_work();
-    uint32_t queries = 0;
     const auto process = [&](int stage) {
       const BlockInfo& block = shared_.slots[stage].block;
-      if (warp == kQueryWarp) copy_queries(block, queries);
+      if (warp == kQueryWarp) copy_queries(block);
       visit(block);
       leave_work(stage);
     };
@@ -90,6 +82,97 @@ class Sm90Producer {
       if (!shared_.slots[next.stage].is_valid) return;
       if (!kLooksAhead) process(next.stage);
     }
+  }
+
+  // -- Pages --------------------------------------------------------------------------------------
+
+  // The page of a token as the table has it, or 0 behind the end of the work tile.
+  __device__ __forceinline__ uint32_t find_page(const WorkTile& work, uint32_t token) const {
+    const uint32_t index = work.kv_start + p_.page_size.divide(token);
+    if (token >= static_cast<uint32_t>(work.kv_end)) return 0;
+    if (p_.kv_indices == nullptr) return index;
+    return index < p_.num_kv_indices ? p_.kv_indices[index] : 0;
+  }
+
+  // A page of the cache, whatever the table has. Why apart: no copy has to wait for the next page.
+  __device__ __forceinline__ uint32_t valid_page(uint32_t page) const {
+    return page < p_.num_pages ? page : 0;
+  }
+
+  // The place of a token in its page.
+  __device__ __forceinline__ uint32_t entry_of(uint32_t token) const {
+    return token - p_.page_size.divide(token) * p_.page_size.value;
+  }
+
+  // Where the row of a token lies.
+  __device__ __forceinline__ uint64_t row_address(const AttentionCache& cache, int32_t kv_head,
+                                                  uint32_t page, uint32_t token) const {
+    return reinterpret_cast<uint64_t>(cache.data) +
+           16 * (kv_head * cache.head_stride + uint64_t(page) * cache.page_stride +
+                 uint64_t(entry_of(token)) * cache.entry_stride);
+  }
+
+  const Params& p_;
+  Storage& shared_;
+
+ private:
+  __device__ __forceinline__ TileScheduler& scheduler() {
+    return *reinterpret_cast<TileScheduler*>(shared_.scheduler);
+  }
+
+  __device__ __forceinline__ void start_work() {
+    scheduler() = TileScheduler(p_.schedule, blockIdx.x);
+    shared_.counters = scheduler().counters();
+  }
+
+  // Says for this warp that it needs a slot no more.
+  __device__ __forceinline__ void leave_work(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[stage]);
+  }
+
+  // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
+  // from the plan of this call.
+  __device__ __forceinline__ bool find_work(const PipelineState<Tile::kWorkSlots>& state) {
+    shared_.work.wait_empty(state, "an empty slot of work");
+    WorkSlot& slot = shared_.slots[state.stage];
+    slot.is_valid =
+        is_planned(p_.schedule, p_.max_partials) && scheduler().take_work(slot.block.work);
+    if (slot.is_valid) {
+      slot.block.kv_head = slot.block.work.head;
+      slot.block.v_column = 0;
+      complete_block(p_, slot.block, p_.schedule.shape.block_m);
+    }
+    mbarrier_arrive(&shared_.work.full[state.stage]);
+    return slot.is_valid;
+  }
+};
+
+template <typename Tile>
+class Sm90Producer : protected Sm90WorkProducer<Tile, Sm90SharedStorage<Tile>, AttentionParams> {
+  using Storage = Sm90SharedStorage<Tile>;
+  using Base = Sm90WorkProducer<Tile, Storage, AttentionParams>;
+
+ protected:
+  using Base::p_, Base::shared_;
+
+  __device__ __forceinline__ Sm90Producer(const Sm90AttentionParams& params, Storage& shared,
+                                          Sm90Buffers<Tile> buffers)
+      : Base(params.p, shared), params_(params), buffers_(buffers) {}
+
+  // The arrivals are those that fill a stage of K, and of V.
+  static __device__ __forceinline__ void init(Storage& shared, uint32_t key_arrivals,
+                                              uint32_t value_arrivals) {
+    shared.k.init(key_arrivals, Tile::kConsumerWarps);
+    shared.v.init(value_arrivals, Tile::kConsumerWarps);
+  }
+
+  // Calls visit(block) for each work tile, by all four warps, of which one copies Q.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_work_of_all(int warp, const Visit& visit) {
+    uint32_t queries = 0;
+    Base::for_each_work_of_all(
+        warp, [&](const BlockInfo& block) { copy_queries(block, queries); }, visit);
   }
 
   // -- Queries ------------------------------------------------------------------------------------
@@ -125,7 +208,7 @@ class Sm90Producer {
   // The page of this lane's box of the KV block at token `begin`.
   __device__ __forceinline__ uint32_t find_page_of_box(const WorkTile& work, int32_t begin) const {
     if (params_.kv_copy == KvCopy::box) return 0;
-    return find_page(work, begin + threadIdx.x % 32 * rows_of_box());
+    return this->find_page(work, begin + threadIdx.x % 32 * rows_of_box());
   }
 
   // Copies the KV block at token `begin` to `target`, and completes `full`. `page` is that of this
@@ -137,7 +220,7 @@ class Sm90Producer {
     if (params_.kv_copy == KvCopy::box) {
       copy_box_of_block<Layout>(map, target, full, block, begin);
     } else {
-      copy_boxes<Layout, Tile::kBlockN>(map, target, full, block, begin, 0, valid_page(page));
+      copy_boxes<Layout, Tile::kBlockN>(map, target, full, block, begin, 0, this->valid_page(page));
     }
   }
 
@@ -163,7 +246,7 @@ class Sm90Producer {
     if (lane == 0) mbarrier_arrive_expect_tx(full, boxes * rows * kRowBytes);
     __syncwarp();
     if (lane >= boxes) return;
-    const uint32_t entry = entry_of(begin + lane * rows);
+    const uint32_t entry = this->entry_of(begin + lane * rows);
     if (Layout::kPanels == 1 || params_.kv_copy == KvCopy::atoms) {
       copy_box(target + row * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
     } else {
@@ -194,70 +277,8 @@ class Sm90Producer {
     }
   }
 
-  // -- Pages --------------------------------------------------------------------------------------
-
-  // The page of a token as the table has it, or 0 behind the end of the work tile.
-  __device__ __forceinline__ uint32_t find_page(const WorkTile& work, uint32_t token) const {
-    const uint32_t index = work.kv_start + p_.page_size.divide(token);
-    if (token >= static_cast<uint32_t>(work.kv_end)) return 0;
-    if (p_.kv_indices == nullptr) return index;
-    return index < p_.num_kv_indices ? p_.kv_indices[index] : 0;
-  }
-
-  // A page of the cache, whatever the table has. Why apart: no copy has to wait for the next page.
-  __device__ __forceinline__ uint32_t valid_page(uint32_t page) const {
-    return page < p_.num_pages ? page : 0;
-  }
-
-  // The place of a token in its page.
-  __device__ __forceinline__ uint32_t entry_of(uint32_t token) const {
-    return token - p_.page_size.divide(token) * p_.page_size.value;
-  }
-
-  // Where the row of a token lies.
-  __device__ __forceinline__ uint64_t row_address(const AttentionCache& cache, int32_t kv_head,
-                                                  uint32_t page, uint32_t token) const {
-    return reinterpret_cast<uint64_t>(cache.data) +
-           16 * (kv_head * cache.head_stride + uint64_t(page) * cache.page_stride +
-                 uint64_t(entry_of(token)) * cache.entry_stride);
-  }
-
   const Sm90AttentionParams& params_;
-  const AttentionParams& p_;
-  Storage& shared_;
   const Sm90Buffers<Tile> buffers_;
-
- private:
-  __device__ __forceinline__ TileScheduler& scheduler() {
-    return *reinterpret_cast<TileScheduler*>(shared_.scheduler);
-  }
-
-  __device__ __forceinline__ void start_work() {
-    scheduler() = TileScheduler(p_.schedule, blockIdx.x);
-    shared_.counters = scheduler().counters();
-  }
-
-  // Says for this warp that it needs a slot no more.
-  __device__ __forceinline__ void leave_work(int stage) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared_.work.empty[stage]);
-  }
-
-  // Fills the next slot of the ring, and returns whether there is work in it. Work is taken only
-  // from the plan of this call.
-  __device__ __forceinline__ bool find_work(const PipelineState<Tile::kWorkSlots>& state) {
-    shared_.work.wait_empty(state, "an empty slot of work");
-    WorkSlot& slot = shared_.slots[state.stage];
-    slot.is_valid =
-        is_planned(p_.schedule, p_.max_partials) && scheduler().take_work(slot.block.work);
-    if (slot.is_valid) {
-      slot.block.kv_head = slot.block.work.head;
-      slot.block.v_column = 0;
-      complete_block(p_, slot.block, p_.schedule.shape.block_m);
-    }
-    mbarrier_arrive(&shared_.work.full[state.stage]);
-    return slot.is_valid;
-  }
 };
 
 #endif  // __CUDACC__

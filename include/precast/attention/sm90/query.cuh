@@ -46,6 +46,34 @@ __device__ __forceinline__ SwizzledRows<typename Tile::QueryLayout> query_rows(u
   return {queries, Layout::kAtomBytes, Tile::kBlockM * Layout::kPanelBytes};
 }
 
+// Converts a row of kChunks chunks of type T to f16, after change(chunk, x). Four lanes share a
+// row. Returns by what its scores are then too small.
+template <typename T, int kChunks, typename Layout, typename Change>
+__device__ __forceinline__ float convert_query(const SwizzledRows<Layout>& rows, int row,
+                                               const Change& change) {
+  const auto for_each_chunk = [&](const auto& visit) {
+#pragma unroll 4
+    for (int chunk = threadIdx.x % 4; chunk < kChunks; chunk += 4) {
+      float x[8];
+      unpack(rows.template chunk<T>(row, chunk), x);
+      change(chunk, x);
+      visit(chunk, x);
+    }
+  };
+  float largest = 0.0f;
+  for_each_chunk([&](int, const float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  });
+  const PowerOfTwo<8> power(quad_max(largest));
+  for_each_chunk([&](int chunk, float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= power.factor;
+    rows.template chunk<f16>(row, chunk) = pack<f16>(x);
+  });
+  return power.inverse;
+}
+
 // Converts this warp's rows to f16. Returns by what this lane's scores are then too small.
 // fence_shared_for_async() and a barrier of the consumer must follow.
 template <typename Tile>
@@ -53,27 +81,8 @@ __device__ __forceinline__ void convert_queries(uint32_t queries, float (&scale)
   const auto rows = query_rows<Tile>(queries);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = sm90_row<Tile>(half);
-    const auto for_each_chunk = [&](const auto& change) {
-#pragma unroll 4
-      for (int chunk = threadIdx.x % 4; chunk < Tile::kDimK / 8; chunk += 4) {
-        float x[8];
-        unpack(rows.template chunk<typename Tile::Query>(row, chunk), x);
-        change(chunk, x);
-      }
-    };
-    float largest = 0.0f;
-    for_each_chunk([&](int, const float (&x)[8]) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
-    });
-    const PowerOfTwo<8> power(quad_max(largest));
-    scale[half] = power.inverse;
-    for_each_chunk([&](int chunk, float (&x)[8]) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] *= power.factor;
-      rows.template chunk<f16>(row, chunk) = pack<f16>(x);
-    });
+    scale[half] = convert_query<typename Tile::Query, Tile::kDimK / 8>(rows, sm90_row<Tile>(half),
+                                                                       [](int, float (&)[8]) {});
   }
 }
 

@@ -81,7 +81,7 @@ class RowStatistics {
     row_sum[1] = quad_sum(row_sum[1]);
   }
 
- private:
+ protected:
   float factor_[2];
 };
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parameters of the MLA kernels for sm_90a: those of every MLA kernel, and the tensor maps that
+// are made of them for each launch.
+#pragma once
+
+#include "precast/core/sm90/tensor_map.cuh"
+#include "precast/mla/sm90/tile.cuh"
+
+namespace precast {
+
+struct MlaSm90Params {
+  TensorMap q, q_pe;   // [tokens, heads, dim]; boxes of query_box_rows heads and a panel
+  TensorMap ckv, kpe;  // [pages, page_size, dim]; boxes of box_rows tokens and a panel
+  MlaParams p;
+  // The tokens of a TMA copy: the largest power of two that divides the page size, at most a KV
+  // block. 0: threads copy, because that is less than four, or because TMA lacks the strides.
+  int32_t box_rows;
+  // The packed rows of a TMA copy: so many never have two tokens, wherever in a token a tile
+  // begins.
+  int32_t query_box_rows;
+};
+
+constexpr int kLeastBoxRows = 4;  // for fewer tokens, copies by threads are faster
+
+// The largest power of two that divides x, at most `most`, a power of two.
+constexpr uint32_t power_of_two_in(uint32_t x, uint32_t most) {
+  const uint32_t power = x & (0u - x);
+  return power < most ? power : most;
+}
+
+#if defined(__CUDACC__) && !defined(__CUDACC_RTC__) && defined(PRECAST_SM)
+
+template <typename Tile>
+int32_t box_rows_of(const MlaParams& p) {
+  const auto has_strides = [&](const AttentionCache& cache) {
+    return (cache.page_stride != 0 || p.num_pages <= 1) &&
+           (cache.entry_stride != 0 || p.page_size.value == 1);
+  };
+  const uint32_t rows = power_of_two_in(p.page_size.value, Tile::kBlockN);
+  const bool is_possible = !Tile::kConverts && has_strides(p.v) &&
+                           (Tile::kDimKpe == 0 || has_strides(p.k)) && rows >= kLeastBoxRows;
+  return is_possible ? static_cast<int32_t>(rows) : 0;
+}
+
+template <typename Tile>
+cudaError_t encode_params(MlaSm90Params& params, const MlaParams& p) {
+  using Query = typename Tile::Query;
+  constexpr uint64_t kBytes = sizeof(Query);
+  constexpr uint32_t kPanel = Tile::kPanelColumns;
+  params.p = p;
+  params.box_rows = box_rows_of<Tile>(p);
+  params.query_box_rows = static_cast<int32_t>(power_of_two_in(p.group_size.value, Tile::kBlockM));
+  const auto encode_queries = [&](TensorMap& map, const void* data, int dim, int64_t stride,
+                                  int64_t head_stride) {
+    TensorMapShape q;
+    q.dim(dim, 0, kPanel);
+    q.dim(p.group_size.value, uint64_t(head_stride) * kBytes, params.query_box_rows);
+    q.dim(p.q_rows, uint64_t(stride) * kBytes, 1);
+    q.dim(1, 0, 1);
+    return encode_tensor_map(map, TypeName<Query>::value, data, q);
+  };
+  const auto encode_cache = [&](TensorMap& map, const AttentionCache& cache, int dim) {
+    TensorMapShape kv;
+    kv.dim(dim, 0, kPanel);
+    kv.dim(p.page_size.value, uint64_t(cache.entry_stride) * 16, params.box_rows);
+    kv.dim(p.num_pages, uint64_t(cache.page_stride) * 16, 1);
+    kv.dim(1, 0, 1);
+    return encode_tensor_map(map, TypeName<Query>::value, cache.data, kv);
+  };
+  cudaError_t error = encode_queries(params.q, p.q, Tile::kDimCkv, p.q_stride, p.q_head_stride);
+  if (error == cudaSuccess && Tile::kDimKpe > 0) {
+    error = encode_queries(params.q_pe, p.q_pe, Tile::kDimKpe, p.q_pe_stride, p.q_pe_head_stride);
+  }
+  if (error != cudaSuccess || params.box_rows == 0) return error;
+  error = encode_cache(params.ckv, p.v, Tile::kDimCkv);
+  if (error != cudaSuccess || Tile::kDimKpe == 0) return error;
+  return encode_cache(params.kpe, p.k, Tile::kDimKpe);
+}
+
+#endif
+
+}  // namespace precast
