@@ -83,6 +83,12 @@ from precast._ops.gemm.tinygemm import tinygemm_bf16 as tinygemm_bf16
 from precast._ops.mhc.post import mhc_post as mhc_post
 from precast._ops.mhc.pre import mhc_pre_big_fuse as mhc_pre_big_fuse
 from precast._ops.mhc.pre import mhc_pre_big_fuse_with_prenorm as mhc_pre_big_fuse_with_prenorm
+from precast._ops.mla.decode import (
+    trtllm_batch_decode_with_kv_cache_mla as trtllm_batch_decode_with_kv_cache_mla,
+)
+from precast._ops.mla.decode import (
+    xqa_batch_decode_with_kv_cache_mla as xqa_batch_decode_with_kv_cache_mla,
+)
 from precast._ops.mla.wrapper import (
     BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper,
 )

@@ -8,7 +8,16 @@ as they are: the values are the first columns of the keys.
 
 from __future__ import annotations
 
+from precast._ops.mla.decode import (
+    trtllm_batch_decode_with_kv_cache_mla,
+    xqa_batch_decode_with_kv_cache_mla,
+)
 from precast._ops.mla.metadata import MLAPlanMetadata
 from precast._ops.mla.wrapper import BatchMLAPagedAttentionWrapper
 
-__all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
+__all__ = [
+    "BatchMLAPagedAttentionWrapper",
+    "MLAPlanMetadata",
+    "trtllm_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache_mla",
+]

@@ -12,12 +12,21 @@
 #pragma once
 
 #include "precast/attention/sm90/attention.cuh"
+#include "precast/mla/sm90/convert.cuh"
 #include "precast/mla/sm90/mainloop.cuh"
-#include "precast/mla/sm90/producer.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
+
+template <typename Tile, bool kConverts = Tile::kConverts>
+struct MlaProducerOf {
+  using Type = MlaCopyProducer<Tile>;
+};
+template <typename Tile>
+struct MlaProducerOf<Tile, true> {
+  using Type = MlaConvertProducer<Tile>;
+};
 
 template <typename TileType>
 struct MlaSm90Roles {
@@ -25,7 +34,7 @@ struct MlaSm90Roles {
   using Params = MlaSm90Params;
   using Buffers = MlaSm90Buffers<Tile>;
   using Storage = MlaSm90Storage<Tile>;
-  using Producer = MlaCopyProducer<Tile>;
+  using Producer = typename MlaProducerOf<Tile>::Type;
   using Consumer = MlaConsumers<Tile>;
 
   // One thread calls it.

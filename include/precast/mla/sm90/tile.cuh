@@ -51,8 +51,8 @@ struct MlaSm90Tile {
 
   // Registers of a thread. Those of all warpgroups are at most what the CTA is launched with, or
   // setmaxnreg waits for ever.
-  static constexpr int kProducerRegisters = kConverts ? 88 : 72;
-  static constexpr int kConsumerRegisters = kConverts ? 208 : 216;
+  static constexpr int kProducerRegisters = kConverts ? 104 : 72;
+  static constexpr int kConsumerRegisters = kConverts ? 200 : 216;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                     (1 + kConsumers) * (65536 / kCtaThreads / 8 * 8),
                 "a CTA has these registers");

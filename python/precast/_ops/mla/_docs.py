@@ -61,3 +61,61 @@ bmm1_scale, bmm2_scale : float, optional
     With ``scale_mode='bmm-scalar'`` of :meth:`plan`: in the place of ``sm_scale``, and a factor of
     outputs.
 """
+
+#: Functions over a block table.
+FUNCTIONAL = """
+Parameters
+----------
+query : torch.Tensor
+    ``[batch_size, q_len, num_heads, kv_lora_rank + qk_rope_head_dim]``, float16 or bfloat16: the
+    newest ``q_len`` tokens of each request.
+kv_cache : torch.Tensor
+    ``[pages, page_size, kv_lora_rank + qk_rope_head_dim]``, or with a dimension of 1 behind the
+    first; of the dtype of the queries, or float8_e4m3fn. Any page size; stride 1 in the last
+    dimension, others that are multiples of 16 bytes.
+workspace_buffer : torch.Tensor
+    uint8 or int8 on the device, contiguous, 16-byte aligned: place for the plan of the call and
+    partial results; 128 MB is always enough. It may hold anything, and all calls on one stream may
+    share it: nothing is kept in it between calls.
+qk_nope_head_dim : int
+    Not read: the columns of a key before it was compressed.
+kv_lora_rank, qk_rope_head_dim : int
+    Columns of a compressed row, 512 or 256, and of a rotary row, 64 or 0.
+block_tables : torch.Tensor
+    ``[batch_size, max_pages]``, int32, on the device: the pages of each request, as many as its
+    length needs; what is behind them is not read. Rows may have gaps between them.
+seq_lens : torch.Tensor
+    ``[batch_size]``, int32 or uint32, on the device: tokens of each request in the cache, those of
+    its queries among them. A length beyond the row of the table ends with the row.
+max_seq_len : int
+    Not read: the width of ``block_tables`` is the bound.
+out : torch.Tensor, optional
+    Where to write: ``[batch_size, q_len, num_heads, kv_lora_rank]``, or without the second
+    dimension where ``q_len`` is 1, contiguous. Default: a new tensor.
+bmm1_scale : float or torch.Tensor
+    Multiplies the logits: the softmax scale and the scales of queries and keys in one. A tensor is
+    one positive float32 on the device and is read there.
+bmm2_scale : float or torch.Tensor
+    Multiplies the output in float32, before it is rounded. A tensor is as above.
+sinks : torch.Tensor, optional
+    ``[num_heads]``, float32, or a list of one: a logit (base e, not scaled) that takes its share of
+    each softmax and has no value.
+
+Raises
+------
+precast.errors.UnsupportedConfigError
+    A head dimension or dtype that no kernel is for (a ``ValueError``).
+NotImplementedError
+    An option that no kernel here has.
+ValueError
+    A tensor that is not on a CUDA device; shapes, dtypes or strides other than above; a workspace
+    that is too small or not aligned.
+
+Notes
+-----
+Two launches: one divides the work by the lengths on the device, one computes. Nothing is copied to
+the host or waited for, and nothing else but a missing output is allocated, so a call may be
+captured in a CUDA graph, whose replays read the lengths and tables of their time. A query that sees
+nothing has output 0 and log-sum-exp minus infinity; rows that belong to no request are left as they
+are. Not differentiable. Source: arXiv:2405.04434, arXiv:2501.01005, arXiv:2309.06180.
+"""

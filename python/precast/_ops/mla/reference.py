@@ -6,7 +6,7 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.mla._docs import PLAN, RUN
-from precast._ops.mla.formula import Pages, attend_pages
+from precast._ops.mla.formula import attend_pages
 
 
 def batch_mla_paged_attention_reference(
@@ -52,11 +52,16 @@ def batch_mla_paged_attention_reference(
     out, lse, _ = attend_pages(
         q_nope,
         q_pe,
-        Pages(ckv_cache, kpe_cache, kv_indptr, kv_indices, kv_len_arr, ckv_scale_arr),
+        ckv_cache,
+        kpe_cache,
         qo_indptr.tolist(),
+        kv_indptr,
+        kv_indices,
+        kv_len_arr,
         sm_scale * ckv_scale,
         causal,
         kpe_scale / ckv_scale,
+        ckv_scale_arr,
         sinks,
         return_lse_base_on_e,
     )

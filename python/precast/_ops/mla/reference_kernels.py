@@ -10,7 +10,7 @@ from precast._op.ranges import FINITE
 from precast._op.scalars import check_ranges
 from precast._ops.attention.plan import AttentionPlan
 from precast._ops.attention.reference_kernels import SM_PRODUCT, check_run_memory
-from precast._ops.mla.formula import Pages, attend_pages
+from precast._ops.mla.formula import attend_pages
 
 #: The arguments of e4m3 alone, with what they are without it.
 _SCALES = {"kpe_ratio": 1.0, "kpe_scale": None, "ckv_scale_arr": None}
@@ -90,17 +90,19 @@ def run(
         kpe_ratio = kpe_ratio * kpe_scale.float().reshape(()) / factor
     assert tables.kv_indices is not None
     assert tables.kv_len is not None
-    cache = Pages(
-        ckv_cache, kpe_cache, tables.kv_indptr, tables.kv_indices, tables.kv_len, ckv_scale_arr
-    )
     result, sums, used = attend_pages(
         q_nope,
         q_pe,
-        cache,
+        ckv_cache,
+        kpe_cache,
         block.query_bounds,
+        tables.kv_indptr,
+        tables.kv_indices,
+        tables.kv_len,
         scores.sm_scale * sm_factor * factor,
         scores.causal,
         kpe_ratio,
+        ckv_scale_arr,
         sinks,
         lse_base_e,
     )

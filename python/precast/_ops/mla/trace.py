@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from precast._base.torch import torch
 from precast._ops.attention import trace as parts
+from precast._ops.attention.functional.trace import PAGES, WORKSPACE, fill_table
 from precast._ops.attention.trace import table
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, registry
 
@@ -24,7 +25,6 @@ class _Form(NamedTuple):
     has_scale_arr: bool = False
     lse: bool = False
     sinks: bool = False
-    in_pairs: bool = False  # query=(q_nope, q_pe), kv_cache=(ckv_cache, kpe_cache)
 
 
 _USUAL = [
@@ -32,8 +32,8 @@ _USUAL = [
     _Form(lse=True),
     _Form(has_kpe=False),
     _Form(is_fp8=True),
-    _Form(is_fp8=True, has_scale_arr=True),
-    _Form(lse=True, sinks=True, in_pairs=True),
+    _Form(is_fp8=True, has_scale_arr=True, lse=True, sinks=True),
+    _Form(lse=True, sinks=True),
 ]
 
 
@@ -46,17 +46,13 @@ def mla_trace(
         dtype = "float8_e4m3fn" if form.is_fp8 else None
         pages = ["num_pages", "page_size"]
         inputs: dict[str, Tensor | Scalar] = {}
-        for argument, names, rows, kind in (
-            ("query", ("q_nope", "q_pe"), ["num_queries", "num_heads"], None),
-            ("kv_cache", ("ckv_cache", "kpe_cache"), pages, dtype),
+        for names, rows, kind in (
+            (("q_nope", "q_pe"), ["num_queries", "num_heads"], None),
+            (("ckv_cache", "kpe_cache"), pages, dtype),
         ):
             columns = ("head_dim_ckv", "head_dim_kpe")[: 1 + form.has_kpe]
-            for item, (name, column) in enumerate(zip(names, columns)):
-                inputs[name] = (
-                    Tensor([*rows, column], argument, kind, item=item)
-                    if form.in_pairs
-                    else Tensor([*rows, column], dtype=kind)
-                )
+            for name, column in zip(names, columns):
+                inputs[name] = Tensor([*rows, column], dtype=kind)
         axes: dict[str, Any] = {
             "num_queries": Var("Queries of all requests.", sample=5),
             **_HEADS,
@@ -90,7 +86,6 @@ def mla_trace(
             "_fp8": form.is_fp8,
             "_scale_arr": form.has_scale_arr,
             "_sinks": form.sinks,
-            "_pairs": form.in_pairs,
             "_lse": form.lse,
         }
         return TraceTemplate(
@@ -111,7 +106,7 @@ def mla_trace(
 
     def form_of(
         self: Any = None,
-        q_nope: Any = None,
+        q_pe: Any = None,
         ckv_cache: Any = None,
         query: Any = None,
         kv_cache: Any = None,
@@ -125,23 +120,19 @@ def mla_trace(
         page_table: Any = None,
         **others: Any,
     ) -> _Form:
-        in_pairs = isinstance(query, tuple) and isinstance(kv_cache, tuple)
-        is_split = query is kv_cache is None
-        has_more = not (o_scale is bmm1_scale is kv_len is page_table is None)
-        if not (in_pairs or is_split) or return_lse_base_on_e or has_more:
+        given = query, kv_cache, o_scale, bmm1_scale, kv_len, page_table
+        if return_lse_base_on_e or any(x is not None for x in given):
             raise ValueError(
-                "BatchMLAPagedAttentionWrapper.run: only calls with two tensors of queries and two "
-                "of the cache, and without o_scale, bmm1_scale, kv_len, page_table and "
+                "BatchMLAPagedAttentionWrapper.run: only calls with q_nope, q_pe, ckv_cache and "
+                "kpe_cache, and without o_scale, bmm1_scale, kv_len, page_table and "
                 "return_lse_base_on_e, have a definition"
             )
-        shape = self._plan.shape
         return _Form(
-            shape.head_dim_qk > shape.head_dim_vo,
-            self._kv_data_type is torch.float8_e4m3fn,
+            q_pe is not None and q_pe.shape[-1] > 0,
+            ckv_cache.dtype is torch.float8_e4m3fn,
             ckv_scale_arr is not None,
             bool(return_lse),
             sinks is not None,
-            in_pairs,
         )
 
     return registry.by_form(form_of, template, _USUAL)
@@ -149,15 +140,7 @@ def mla_trace(
 
 def _plan(call: dict[str, Any], form: _Form, cls: Any) -> None:
     """Put a planned wrapper in the place of its attributes."""
-    state = call["self"]
-    q, ckv = (
-        (call["query"][0], call["kv_cache"][0])
-        if form.in_pairs
-        else (
-            call["q_nope"],
-            call["ckv_cache"],
-        )
-    )
+    state, q, ckv = call["self"], call["q_nope"], call["ckv_cache"]
     if q.is_meta:
         return
     pages, page_size = ckv.shape[:2]
@@ -185,3 +168,59 @@ def _plan(call: dict[str, Any], form: _Form, cls: Any) -> None:
             use_sinks=form.sinks,
         )
     call["self"] = wrapper
+
+
+# -- functions over a block table -----------------------------------------------------------------
+
+
+def decode_trace(name: str, reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
+    """Make templates of a function over a block table, with rotary columns and without."""
+
+    def template(has_kpe: bool) -> TraceTemplate:
+        columns = {
+            "head_dim_qk": Const("d", sample=576 if has_kpe else 512),
+            "head_dim_vo": Const("", value=f"head_dim_qk - {64 if has_kpe else 0}"),
+        }
+        return TraceTemplate(
+            op_type="mla_paged",
+            name_prefix=name.replace("_batch_decode_with_kv_cache", "")
+            + ("" if has_kpe else "_nope"),
+            description="Multi-head latent attention of the newest tokens over a block table.",
+            axes={
+                "batch_size": Var("Requests.", sample=2),
+                "q_len": Var("Queries of a request.", sample=2),
+                **_HEADS,
+                **columns,
+                **PAGES,
+                **WORKSPACE,
+            },
+            inputs={
+                "query": Tensor(["batch_size", "q_len", "num_heads", "head_dim_qk"]),
+                "kv_cache": Tensor(["num_pages", "page_size", "head_dim_qk"]),
+                "workspace_buffer": Tensor(["workspace_bytes"], dtype="uint8"),
+                "qk_nope_head_dim": Scalar("int32", sample=128),
+                "kv_lora_rank": Scalar("int32", sample=512),
+                "qk_rope_head_dim": Scalar("int32", sample=64 if has_kpe else 0),
+                "block_tables": Tensor(["batch_size", "max_pages"], dtype="int32"),
+                "seq_lens": Tensor(["batch_size"], dtype="int32"),
+                "max_seq_len": Scalar("int32"),
+                "bmm1_scale": Scalar("float32", sample=0.07),
+                "bmm2_scale": Scalar("float32"),
+            },
+            outputs={
+                "output": Tensor(
+                    ["batch_size", "q_len", "num_heads", "head_dim_vo"], dtype_from="query"
+                )
+            },
+            reference=reference,
+            fill=_fill_pages,
+        )
+
+    def form_of(qk_rope_head_dim: Any = 64, **others: Any) -> bool:
+        return bool(qk_rope_head_dim)
+
+    return parts.by_form(template, lambda **call: (form_of(**call),), parts.BOTH)
+
+
+def _fill_pages(call: dict[str, Any]) -> None:
+    fill_table(call, page_size=call["kv_cache"].shape[1])

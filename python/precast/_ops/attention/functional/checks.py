@@ -41,7 +41,7 @@ def check_paged(words: Words, call: PagedCall) -> None:
         raise ValueError(f"{name}: {words.q_len} must be at least 1, got {call.q_len}")
     check_rank(name, words.lens, call.lens, 1, 1)
     batch = call.lens.shape[0]
-    _check_tables(words, call.tables, batch)
+    check_tables(words, call.tables, batch)
     if call.q_bounds is None and query.shape[0] != batch * call.q_len:
         raise ValueError(
             f"{name}: {words.query} must have {batch} * {call.q_len} rows for {batch} requests in "
@@ -101,7 +101,8 @@ def _check_heads(words: Words, query: torch.Tensor, kv_heads: int, cache: str) -
         )
 
 
-def _check_tables(words: Words, tables: torch.Tensor, batch: int) -> None:
+def check_tables(words: Words, tables: torch.Tensor, batch: int) -> None:
+    """Raise for a block table with too few rows, or whose rows are not those of a list of pages."""
     name, argument = words.function, words.tables
     check_rank(name, argument, tables, 2, 2)
     rows, pages = tables.shape

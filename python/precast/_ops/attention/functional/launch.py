@@ -28,7 +28,8 @@ _blocks: dict[tuple[Any, ...], torch.Tensor] = {}
 _MOST_BLOCKS = 1024
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a params block depends on of a tensor."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -60,8 +61,8 @@ def run_paged(
         *(workspace.data_ptr(), workspace.shape, workspace.stride(), workspace.dtype),
         *(tables.data_ptr(), tables.shape, tables.stride(), tables.dtype),
         *(lens.data_ptr(), lens.shape, lens.stride(), lens.dtype),
-        None if q_bounds is None else _place(q_bounds),
-        None if mask is None else _place(mask),
+        None if q_bounds is None else place(q_bounds),
+        None if mask is None else place(mask),
         device,
         options[:6],
         options[6] >= LEAST_SCALE,
@@ -102,9 +103,9 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
         c.k.shape,
         c.k.dtype,
         c.v.shape,
-        _place(c.workspace),
-        _place(c.q_bounds),
-        _place(c.kv_bounds),
+        place(c.workspace),
+        place(c.q_bounds),
+        place(c.kv_bounds),
         device,
         args[9:14],
         args[14] >= LEAST_SCALE,
@@ -168,7 +169,17 @@ def _packed(
         # What it reads of this call must live until the launches are enqueued.
         block.read = tables, slopes
         return block
+    keep_block(key, block)
+    return block
+
+
+def kept_block(key: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return the params block of a key, if there is one."""
+    return _blocks.get(key)
+
+
+def keep_block(key: tuple[Any, ...], block: torch.Tensor) -> None:
+    """Keep a params block by all that it depends on."""
     if len(_blocks) >= _MOST_BLOCKS:
         _blocks.clear()
     _blocks[key] = block
-    return block
