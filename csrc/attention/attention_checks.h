@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "attention/plan_block.h"
+#include "core/multiprocessors.h"
 #include "core/tensor_matcher.h"
 #include "precast/attention/tile.cuh"
 
@@ -40,18 +41,6 @@ PRECAST_ONE_COPY void check_integers(const TensorMatch& match, int bits, int64_t
   PRECAST_CHECK(arg.tensor.numel() >= least, ValueError)
       << arg.what() << " must have at least " << least << " elements, got shape "
       << to_string(arg.tensor.shape());
-}
-
-// Multiprocessors of a device. Why: the runtime takes 0.2 us to say it.
-PRECAST_ONE_COPY int multiprocessors(const char* op, int device) {
-  constexpr int kDevices = 64;
-  static int known[kDevices];  // races write the same number
-  const bool has_place = device >= 0 && device < kDevices;
-  if (has_place && known[device] != 0) return known[device];
-  int count = 0;
-  check_cuda_status(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  if (has_place) known[device] = count;
-  return count;
 }
 
 // A number that is finite as a float, too.
