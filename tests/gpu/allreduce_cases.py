@@ -16,7 +16,11 @@ PATTERNS = (0, 1, 2, 4, 8, 9, 10, 11)
 GROUPED = (Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant, 9)
 BY_TOKEN = (Pattern.kARResidualRMSNormDynamicFP8Quant, 11)
 WITH_NORM = (1, 4, 9, 11)
-HIDDEN = (128, 256, 384, 1024, 2880, 4096, 5120, 7168, 8192)
+HIDDEN = (128, 256, 384, 1024, 2880, 4096, 5120, 7168, 8192, 12288, 16384)
+#: Vectors of a thread and CTAs of a row, 0 for the launcher's choice. With more than two vectors
+#: the kernel for any rows runs, in one CTA as on GPUs without clusters.
+CUTS = ((0, 0), (0, 0), (0, 0), (8, 1), (4, 0), (3, 0))
+VECS_WORD = 8  # of the params block, before the CTAs of a row
 ROWS = (1, 2, 3, 7, 8, 17, 33, 64, 130)
 
 
@@ -34,6 +38,7 @@ class Case(NamedTuple):
     pdl: bool
     early: bool
     special: str  # what the inputs hold besides numbers
+    cut: tuple[int, int]  # of CUTS
 
 
 def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 << 19) -> Case:
@@ -50,6 +55,8 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
         hidden = numbers.choice(HIDDEN)
         if pattern in (1, 2, 4, 10, 11) and numbers.random() < 0.1:
             hidden = numbers.randint(1, 3000)
+        if dtype == torch.float32:
+            hidden = min(hidden, 8192)  # a row has at most 32 KiB
         if hidden % group_size:
             group_size = 16
         rows = max(1, min(numbers.choice(ROWS), most // hidden))
@@ -66,6 +73,7 @@ def draw(numbers: random.Random, dtypes: tuple[torch.dtype, ...], most: int = 1 
         numbers.random() < 0.5,
         numbers.random() < 0.5,
         numbers.choice(("", "", "", "sentinel", "nan", "zeros")),
+        numbers.choice(CUTS),
     )
 
 
@@ -140,6 +148,16 @@ class Call:
 
     def run(self, workspace: AllReduceFusionWorkspace) -> None:
         """Call it."""
+        block = getattr(workspace, "block", None)
+        if block is None:  # A process group reduces.
+            self._run(workspace)
+            return
+        kept = block.clone()
+        block[VECS_WORD : VECS_WORD + 2] = torch.tensor(self.case.cut)
+        self._run(workspace)
+        block.copy_(kept)
+
+    def _run(self, workspace: AllReduceFusionWorkspace) -> None:
         case = self.case
         options: dict[str, Any] = {
             "launch_with_pdl": case.pdl,

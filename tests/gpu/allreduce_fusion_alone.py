@@ -13,6 +13,7 @@ import sys
 import torch
 from allreduce_cases import Call, Case, draw, make_input, of_rank
 from allreduce_fusion_streams import Ranks
+from ranks_support import run_rank
 
 from precast._ops.comm.workspace import CONTROL_BYTES
 from precast.comm import allreduce_fusion_reference
@@ -45,7 +46,7 @@ def fill(ranks: Ranks, case: Case, inputs: list[torch.Tensor]) -> None:
     epoch = int(buffer[:4].view(torch.int32))
     region = buffer[CONTROL_BYTES:].view(2, REGION)[epoch % 2]
     sent = [vectors(x, rows, row_vecs) for x in inputs]
-    if case.use_oneshot or (case.use_oneshot is None and world == 2):
+    if world == 2 or case.use_oneshot:
         taken = region[: (world - 1) * rows * row_vecs * 16]
         taken.view(world - 1, rows, row_vecs, 16).copy_(torch.stack(sent[1:]))
         return
@@ -75,6 +76,8 @@ def main() -> None:
             case = of_rank(draw(random, (torch.bfloat16,), 1 << 16), 1)._replace(special="")
             if world > 2 and case.use_oneshot is None:
                 case = case._replace(use_oneshot=False)
+            if case.pattern == 0:  # fill() knows how long the rows are
+                case = case._replace(cut=(VECS, 0))
             generators = [torch.Generator("cuda") for _ in range(world)]
             for rank, generator in enumerate(generators):
                 generator.manual_seed(number * 8 + rank)
@@ -84,8 +87,8 @@ def main() -> None:
             call = Call(case, inputs[0], common)
             inputs = [x.clone() for x in inputs]
             fill(ranks, case, inputs)
-            cut = (THREADS, VECS, 0, 8) if case.pattern == 0 else (0, 0, 0, 16)
-            workspace.block[7:11] = torch.tensor(cut)
+            workspace.block[7] = THREADS if case.pattern == 0 else 0
+            workspace.block[10] = 8 if case.pattern == 0 else 16
             workspace.block[5] = 0
             call.run(workspace)
             torch.cuda.synchronize()
@@ -100,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(main, 280)

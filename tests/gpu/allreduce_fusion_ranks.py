@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by test_gpu_allreduce_fusion.py under torchrun: each process is a rank with its own GPU.
 
-Arguments: calls, replays, and if wanted ``ipc``, which does without symmetric memory.
+Ten thousand random calls, or as many as fit six minutes, then the last failed one again::
+
+    export PYTHONPATH=python:tests
+    torchrun --standalone --nproc-per-node 2 tests/gpu/allreduce_fusion_ranks.py \\
+        --parts calls --calls 10000 --seconds 360 --seed 7
+    torchrun ... --parts calls --dtypes float16 --first 4711 --calls 1 --seed 7
 """
 
 from __future__ import annotations
 
+import argparse
+import collections
 import os
 import random
-import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from allreduce_cases import Call, draw, make_input, of_rank, same_bits
+from allreduce_cases import Call, Case, draw, make_input, of_rank, same_bits
+from ranks_support import run_rank, still_runs
 
-import precast
 from precast._ops.comm import peer_buffers
 from precast.comm import (
     TorchDistBackend,
@@ -28,7 +36,7 @@ from precast.comm import (
 )
 from precast.comm.allreduce import AllReduceFusionWorkspace
 
-DTYPES = (torch.bfloat16, torch.float16)
+RANK = WORLD = 0  # set by start()
 
 
 def gathered(x: torch.Tensor) -> list[torch.Tensor]:
@@ -53,31 +61,63 @@ def generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
     return own, common
 
 
-def random_calls(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, count: int) -> None:
-    """Random calls against the reference; all ranks have the same bits."""
-    shared = random.Random(count)  # the same on all ranks
-    for number in range(count):
-        case = of_rank(draw(shared, (dtype,), 1 << 20), RANK)
-        own, common = generators(number)
-        call = Call(case, make_input(case, own), common)
-        inputs = gathered(call.input)
-        call.run(workspace)
-        wrong = call.check(inputs)
-        assert not wrong, (RANK, number, case, wrong)
-        for output in call.outputs:
-            if output is not None:
-                assert all(same_bits(output, other) for other in gathered(output)), (number, case)
+def cases(seed: int, numbers: range, dtype: torch.dtype, most: int) -> Iterator[tuple[int, Case]]:
+    """Random calls, each from a seed of its own, so that one can be repeated alone."""
+    for number in numbers:
+        case = draw(random.Random(f"{seed} {number} {dtype}"), (dtype,), most)
+        yield number, of_rank(case, RANK)
 
 
-def graphs(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, replays: int) -> None:
+def check_call(case: Case, workspace: AllReduceFusionWorkspace, number: int) -> None:
+    """Compare a call with the reference; all ranks have the same bits."""
+    still_runs()
+    own, common = generators(number)
+    call = Call(case, make_input(case, own), common)
+    inputs = gathered(call.input)
+    call.run(workspace)
+    wrong = call.check(inputs)
+    assert not wrong, (RANK, number, case, wrong)
+    for output in call.outputs:
+        if output is not None:
+            assert all(same_bits(output, other) for other in gathered(output)), (number, case)
+
+
+def in_time(until: float) -> bool:
+    """Whether the first rank still has time; all ranks get the same answer."""
+    told = torch.tensor([time.monotonic() < until], device="cuda")
+    dist.broadcast(told, 0)
+    return bool(told)
+
+
+def random_calls(
+    workspace: AllReduceFusionWorkspace,
+    dtype: torch.dtype,
+    seed: int,
+    numbers: range,
+    until: float = float("inf"),
+) -> collections.Counter[str]:
+    """Random calls until the time is over; how many there were of each kind."""
+    kinds: collections.Counter[str] = collections.Counter()
+    for number, case in cases(seed, numbers, dtype, 1 << 20):
+        if kinds["calls"] % 20 == 19 and not in_time(until):
+            break
+        check_call(case, workspace, number)
+        kinds["calls"] += 1
+        kinds[f"pattern {case.pattern}"] += 1
+        kinds["more vectors a thread"] += case.cut[0] > 2
+        kinds["unaligned"] += case.offset != 0
+    return kinds
+
+
+def graphs(
+    workspace: AllReduceFusionWorkspace, dtype: torch.dtype, seed: int, replays: int
+) -> None:
     """A graph of several calls, replayed with other calls and another capture in between."""
-    shared = random.Random(replays)
     for part in range(2):
         calls, inputs = [], []
-        for number in range(4):
-            case = draw(shared, (dtype,), 1 << 16)._replace(in_place=0, special="")
-            case = of_rank(case, RANK)
-            own, common = generators(1000 + number)
+        for number, case in cases(seed, range(1000 * part, 1000 * part + 4), dtype, 1 << 16):
+            own, common = generators(number)
+            case = case._replace(in_place=0, special="")
             calls.append(Call(case, make_input(case, own), common))
             inputs.append(gathered(calls[-1].input))
         torch.cuda.synchronize()
@@ -92,8 +132,23 @@ def graphs(workspace: AllReduceFusionWorkspace, dtype: torch.dtype, replays: int
                     wrong = call.check(given)
                     assert not wrong, (RANK, part, replay, call.case, wrong)
                     call.outputs.sums.fill_(float("nan"))
-                random_calls(workspace, dtype, 1)
+                random_calls(workspace, dtype, seed + 1, range(replay, replay + 1))
         torch.cuda.synchronize()
+
+
+def two_at_once(pair: list[AllReduceFusionWorkspace], dtype: torch.dtype, count: int) -> None:
+    """Two workspaces on two streams, in another order on each rank; each takes half of the GPU."""
+    x = torch.randn(512, 8192, device="cuda", generator=generators(5)[1]).to(dtype)
+    outs = [torch.empty_like(x) for _ in pair]
+    streams = [torch.cuda.Stream() for _ in pair]
+    torch.cuda.synchronize()
+    for call in range(count):
+        for which in (0, 1) if (RANK + call) % 2 else (1, 0):
+            with torch.cuda.stream(streams[which]):
+                allreduce_fusion(x, pair[which], 0, output=outs[which])
+    torch.cuda.synchronize()
+    for out in outs:
+        assert torch.equal(out, (x.float() * WORLD).to(dtype))
 
 
 def errors(workspace: AllReduceFusionWorkspace) -> None:
@@ -173,17 +228,15 @@ def legacy() -> None:
         trtllm_allreduce_fusion(*arguments)
 
 
-def group_in_its_place() -> None:
+def group_in_its_place(seed: int) -> None:
     """NCCL and separate kernels, where peer access is refused."""
     allowed = peer_buffers._refused_peer
     peer_buffers._refused_peer = lambda device, uuids: "no peer access" if RANK == 0 else None
     fallback = make(torch.bfloat16)
     peer_buffers._refused_peer = allowed
     assert fallback.backend == "nccl"
-    shared = random.Random(3)
-    for number in range(40):
-        case = draw(shared, (torch.bfloat16,), 1 << 16)._replace(special="", in_place=number % 3)
-        case = of_rank(case, RANK)
+    for number, case in cases(seed, range(40), torch.bfloat16, 1 << 16):
+        case = case._replace(special="", in_place=number % 3)
         own, common = generators(number)
         call = Call(case, make_input(case, own), common)
         inputs = gathered(call.input)
@@ -193,57 +246,108 @@ def group_in_its_place() -> None:
     fallback.destroy()
 
 
+def half_groups() -> None:
+    """Groups that are not the world: the ranks of each half are numbered 0 and 1."""
+    if WORLD != 4:
+        return
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half = halves[RANK // 2]
+    own = create_allreduce_fusion_workspace(
+        "trtllm", 2, RANK % 2, 64, 1024, torch.bfloat16, group=half
+    )
+    x = torch.full((8, 1024), RANK + 1.0, device="cuda", dtype=torch.bfloat16)
+    got = allreduce_fusion(x, own, 0)
+    assert (got == (3.0 if RANK < 2 else 7.0)).all()
+    with pytest.raises(ValueError, match="must be those of group, 2 and"):
+        create_allreduce_fusion_workspace("trtllm", 4, RANK, 64, 1024, torch.bfloat16, group=half)
+    own.destroy()
+
+
+def on_a_workspace(run: Callable[[AllReduceFusionWorkspace], None]) -> None:
+    """Run with a workspace, which is refused afterwards."""
+    one = make(torch.bfloat16, group=dist.group.WORLD)
+    run(one)
+    one.destroy()
+    with pytest.raises(ValueError, match="must not be destroyed"):
+        allreduce_fusion(torch.ones(8, device="cuda"), one, 0)
+
+
+def calls_and_graphs(options: argparse.Namespace) -> str:
+    """Random calls and replays on two workspaces; a summary."""
+    kinds: collections.Counter[str] = collections.Counter()
+    numbers = range(options.first, options.first + options.calls)
+    started = time.monotonic()
+    for index, name in enumerate(options.dtypes):
+        dtype = getattr(torch, name)
+        # Two workspaces at once, which each rank frees in another order.
+        pair = [make(dtype), make(dtype, 16, comm_backend=TorchDistBackend())]
+        assert [one.backend for one in pair] == ["trtllm", "trtllm"]
+        for which, one in enumerate(pair):
+            if "calls" in options.parts:
+                share = (2 * index + which + 1) / (2 * len(options.dtypes))
+                until = started + options.seconds * share
+                kinds += random_calls(one, dtype, options.seed, numbers[which::2], until)
+            if "graphs" in options.parts:
+                graphs(one, dtype, options.seed, options.replays)
+        if "graphs" in options.parts:
+            two_at_once(pair, dtype, 50)
+        for one in pair[:: 1 if RANK % 2 else -1]:
+            one.destroy()
+            one.destroy()
+    seconds = time.monotonic() - started
+    counts = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
+    return f"{options.replays} replays, seed {options.seed}, {seconds:.0f} s; {counts}"
+
+
+PARTS = ("calls", "graphs", "errors", "compiled", "legacy", "groups", "fallback")
+
+
 def main() -> None:
-    """Run all."""
-    count, replays = int(sys.argv[1]), int(sys.argv[2])
-    if "ipc" in sys.argv:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=60, help="random calls of each dtype")
+    parser.add_argument("--first", type=int, default=0, help="number of the first call")
+    parser.add_argument("--seconds", type=float, default=1e9, help="the calls take at most")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replays", type=int, default=200, help="of each captured graph")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--ipc", action="store_true", help="without symmetric memory")
+    options = parser.parse_args()
+    if options.ipc:
 
         def missing(*_: object) -> Any:
             raise RuntimeError("no symmetric memory")
 
         peer_buffers._symmetric = missing
-    for dtype in DTYPES:
-        # Two workspaces at once, which each rank frees in another order.
-        pair = [make(dtype), make(dtype, 16, comm_backend=TorchDistBackend())]
-        assert [one.backend for one in pair] == ["trtllm", "trtllm"]
-        for one in pair:
-            random_calls(one, dtype, count)
-            graphs(one, dtype, replays)
-        for one in pair[:: 1 if RANK % 2 else -1]:
-            one.destroy()
-            one.destroy()
-    one = make(torch.bfloat16, group=dist.group.WORLD)
-    errors(one)
-    compiled(one)
-    one.destroy()
-    with pytest.raises(ValueError, match="must not be destroyed"):
-        allreduce_fusion(torch.ones(8, device="cuda"), one, 0)
-    legacy()
-    if WORLD == 4:  # a group that is not the world: the ranks of each half are numbered 0 and 1
-        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-        own = create_allreduce_fusion_workspace(
-            "trtllm", 2, RANK % 2, 64, 1024, torch.bfloat16, group=halves[RANK // 2]
-        )
-        x = torch.full((8, 1024), RANK + 1.0, device="cuda", dtype=torch.bfloat16)
-        got = allreduce_fusion(x, own, 0)
-        assert (got == (3.0 if RANK < 2 else 7.0)).all()
-        with pytest.raises(ValueError, match="must be those of group, 2 and"):
-            create_allreduce_fusion_workspace(
-                "trtllm", 4, RANK, 64, 1024, torch.bfloat16, group=halves[RANK // 2]
-            )
-        own.destroy()
-    group_in_its_place()
+    summary = ""
+    if {"calls", "graphs"} & {*options.parts}:
+        summary = calls_and_graphs(options)
+    rest: dict[str, Callable[[], None]] = {
+        "errors": lambda: on_a_workspace(errors),
+        "compiled": lambda: on_a_workspace(compiled),
+        "legacy": legacy,
+        "groups": half_groups,
+        "fallback": lambda: group_in_its_place(options.seed),
+    }
+    for part, run in rest.items():
+        if part in options.parts:
+            still_runs()
+            run()
     if RANK == 0:
-        print(f"{WORLD} processes: {count} calls, {replays} replays", flush=True)
+        print(f"{WORLD} processes: {', '.join(options.parts)}; {summary}", flush=True)
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Join the group, and run."""
+    global RANK, WORLD
     RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(RANK)
     torch.manual_seed(RANK)
-    assert precast.__version__
     dist.init_process_group("nccl", device_id=torch.device("cuda", RANK))
-    try:
-        main()
-    finally:
-        dist.destroy_process_group()
+    main()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_rank(start)

@@ -20,6 +20,7 @@ os.environ.setdefault("PRECAST_COMM_TIMEOUT", "10")
 
 import torch
 from allreduce_cases import Call, Case, draw, make_input, of_rank, same_bits
+from ranks_support import run_rank
 
 from precast._ops.comm.peer_buffers import PeerBuffers
 from precast._ops.comm.workspace import CONTROL_BYTES, TRTLLMAllReduceFusionWorkspace
@@ -183,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(main, 280)

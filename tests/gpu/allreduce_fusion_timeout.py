@@ -14,6 +14,7 @@ os.environ["PRECAST_COMM_TIMEOUT"] = "0.5"
 import pytest
 import torch
 from allreduce_fusion_streams import Ranks
+from ranks_support import run_rank
 
 from precast.comm import allreduce_fusion
 
@@ -45,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(main, 280)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_support import run_rank, still_runs
 
 from precast.comm import (
     create_shared_buffer,
@@ -53,6 +55,7 @@ def check(inputs: torch.Tensor, out: torch.Tensor, what: object) -> None:
 def random_calls(fa: int, buffers: list[int], count: int) -> None:
     shared = random.Random(count)  # the same on all ranks
     for call in range(count):
+        still_runs()
         dtype = shared.choice((torch.bfloat16, torch.float16, torch.float32))
         most = BYTES // 16
         vectors = shared.choice((1, 2, 3, 1000, shared.randint(1, most), most))
@@ -187,19 +190,29 @@ def forked() -> None:
         child = os.fork()
         if child == 0:
             os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-            start(f"file://{store}")
-            signals = create_shared_buffer(vllm_meta_size() + BYTES)
-            buffers = create_shared_buffer(BYTES)
-            fa = vllm_init_custom_ar(signals, torch.zeros(1024, device="cuda"), RANK, True)
-            vllm_register_buffer(fa, buffers)
-            random_calls(fa, buffers, 3)
-            vllm_dispose(fa)
-            free_shared_buffer(signals)
-            free_shared_buffer(buffers)
+            run_rank(lambda: forked_rank(f"file://{store}"))
             os._exit(0)
         children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:  # The other one waits for it.
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+        assert status == 0, f"a forked rank ended with status {status}"
     print("two forked ranks are done", flush=True)
+
+
+def forked_rank(method: str) -> None:
+    start(method)
+    signals = create_shared_buffer(vllm_meta_size() + BYTES)
+    buffers = create_shared_buffer(BYTES)
+    fa = vllm_init_custom_ar(signals, torch.zeros(1024, device="cuda"), RANK, True)
+    vllm_register_buffer(fa, buffers)
+    random_calls(fa, buffers, 3)
+    vllm_dispose(fa)
+    free_shared_buffer(signals)
+    free_shared_buffer(buffers)
 
 
 def start(method: str) -> None:
@@ -211,16 +224,19 @@ def start(method: str) -> None:
     dist.init_process_group("gloo", init_method=method, rank=RANK, world_size=WORLD)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """What the first argument says."""
     if sys.argv[1] == "fork":
         forked()
-        sys.exit()
+        return
     start("env://")
     if sys.argv[1] == "lag":
         lag()
         sys.stdout.flush()
         os._exit(0)  # A context with an error cannot be torn down as others are.
-    try:
-        main()
-    finally:
-        dist.destroy_process_group()
+    main()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_rank(run)

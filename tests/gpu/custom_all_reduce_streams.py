@@ -14,8 +14,10 @@ import sys
 
 # A module that is loaded lazily waits for the kernels that run, which wait for this one.
 os.environ["CUDA_MODULE_LOADING"] = "EAGER"
+os.environ.setdefault("PRECAST_COMM_TIMEOUT", "10")
 
 import torch
+from ranks_support import run_rank
 
 from precast._ops.comm import handles
 from precast.comm import (
@@ -217,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_rank(main, 280)

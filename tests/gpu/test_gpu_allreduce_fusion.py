@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks_support import launch
 
 pytestmark = pytest.mark.alone
 
@@ -17,37 +15,28 @@ HERE = Path(__file__).parent
 GPUS = torch.cuda.device_count()
 
 
-def run(script: str, *arguments: str, processes: int = 0) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes else []), str(HERE / script), *arguments]
-    done = subprocess.run(
-        command, env={**os.environ}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
-
-
 def test_ranks_that_are_streams_of_one_gpu() -> None:
-    said = run("allreduce_fusion_streams.py", "60", "50")
+    said = launch(HERE / "allreduce_fusion_streams.py", "60", "50")
     assert [f"{world} ranks, bfloat16: 60 calls" in said for world in (2, 4, 8)] == [True] * 3
 
 
 def test_one_rank_whose_peers_have_sent() -> None:
-    said = run("allreduce_fusion_alone.py", "60")
+    said = launch(HERE / "allreduce_fusion_alone.py", "60")
     assert [f"rank 0 of {world}: 60 calls" in said for world in (2, 4, 8)] == [True] * 3
 
 
 @pytest.mark.parametrize("what", ["late", "shapes"])
 def test_a_wait_that_is_bounded(what: str) -> None:
-    assert "found" in run("allreduce_fusion_timeout.py", what)
+    assert "found" in launch(HERE / "allreduce_fusion_timeout.py", what)
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("memory", ["symmetric", "ipc"])
 def test_two_processes(memory: str) -> None:
-    assert "2 processes" in run("allreduce_fusion_ranks.py", "60", "200", memory, processes=2)
+    options = ["--ipc"] if memory == "ipc" else []
+    assert "2 processes" in launch(HERE / "allreduce_fusion_ranks.py", *options, processes=2)
 
 
 @pytest.mark.skipif(GPUS < 4, reason="needs four GPUs")
 def test_four_processes() -> None:
-    assert "4 processes" in run("allreduce_fusion_ranks.py", "60", "200", processes=4)
+    assert "4 processes" in launch(HERE / "allreduce_fusion_ranks.py", processes=4)

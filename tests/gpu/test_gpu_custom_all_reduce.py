@@ -3,63 +3,50 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks_support import launch
 
 from precast.comm import vllm_dispose, vllm_init_custom_ar, vllm_register_buffer
 
 pytestmark = pytest.mark.alone
 
-HERE = Path(__file__).parent
-
-
-def run(script: str, *arguments: str, processes: int = 0, **variables: str) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes else []), str(HERE / script), *arguments]
-    env = {**os.environ, **variables}
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+RANKS = Path(__file__).with_name("custom_all_reduce_ranks.py")
+STREAMS = RANKS.with_name("custom_all_reduce_streams.py")
 
 
 def test_ranks_that_are_streams_of_one_gpu() -> None:
-    said = run("custom_all_reduce_streams.py", "60", "200")
+    said = launch(STREAMS, "60", "200")
     assert [f"{world} ranks: 60 calls" in said for world in (2, 4, 6, 8)] == [True] * 4
 
 
 def test_two_processes() -> None:
     """On one GPU their kernels take turns, which is slow."""
     many = torch.cuda.device_count() > 1
-    said = run(
-        "custom_all_reduce_ranks.py", *(("200", "1000") if many else ("8", "8")), processes=2
-    )
+    said = launch(RANKS, *(("200", "1000") if many else ("8", "8")), processes=2)
     assert "2 processes" in said
 
 
 def test_ranks_that_are_forked_before_cuda_is_used() -> None:
-    assert "two forked ranks are done" in run("custom_all_reduce_ranks.py", "fork")
+    assert "two forked ranks are done" in launch(RANKS, "fork")
 
 
 def test_a_rank_without_peers() -> None:
     """The form that a sanitizer can run, under which no two kernels run at once."""
-    assert "alone: 40 calls" in run("custom_all_reduce_streams.py", "alone", "40")
+    assert "alone: 40 calls" in launch(STREAMS, "alone", "40")
 
 
 def test_a_rank_that_does_not_call() -> None:
-    arguments = {"processes": 2, "PRECAST_COMM_TIMEOUT": "3"}
-    assert "rank 0 did not wait for ever" in run("custom_all_reduce_ranks.py", "lag", **arguments)
+    assert "rank 0 did not wait for ever" in launch(
+        RANKS, "lag", processes=2, PRECAST_COMM_TIMEOUT="3"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 def test_four_processes() -> None:
-    assert "4 processes" in run("custom_all_reduce_ranks.py", "100", "500", processes=4)
+    assert "4 processes" in launch(RANKS, "100", "500", processes=4)
 
 
 def test_what_a_handle_refuses() -> None:

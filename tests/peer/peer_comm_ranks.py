@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks_support import run_rank
 
 import precast.comm as ours
 from precast.testing import assert_close
@@ -133,10 +134,14 @@ def main(what: str) -> None:
         print(f"rank {RANK}: same results", flush=True)
 
 
-if __name__ == "__main__":
+def start() -> None:
     torch.cuda.set_device(RANK)
     torch.manual_seed(RANK)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", RANK))
     main(sys.argv[1])
     torch.cuda.synchronize()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_rank(start, 500)  # FlashInfer may compile its modules

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks_support import launch
 
 import precast.comm as ours
 
@@ -58,17 +56,8 @@ def test_patterns_have_their_numbers() -> None:
 @pytest.mark.parametrize("what", ["vllm", "fusion"])
 def test_the_same_results(what: str) -> None:
     script = Path(__file__).with_name("peer_comm_ranks.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node", "2", str(script), what],
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    skipped = [line for line in done.stdout.splitlines() if line.startswith("skip:")]
+    said = launch(script, what, processes=2, seconds=600)
+    skipped = [line for line in said.splitlines() if line.startswith("skip:")]
     if skipped:
         pytest.skip(skipped[0])
-    assert all(f"rank {rank}: same results" in done.stdout for rank in range(2))
+    assert all(f"rank {rank}: same results" in said for rank in range(2))

@@ -372,6 +372,11 @@ for options in ({"group": group}, {"comm_backend": TorchDistBackend(group)}):
                          rms_gamma=torch.full((4,), 2.0).bfloat16())
     assert (residual == total + 1).all() and (y == 2).all()
     ws.destroy()
+ws = create_allreduce_fusion_workspace(
+    "auto", 4, rank, 8, 4, torch.bfloat16, comm_backend=TorchDistBackend()
+)
+assert (allreduce_fusion(torch.full((2, 4), rank + 1.0).bfloat16(), ws, 0) == 10).all()
+ws.destroy()
 try:
     create_allreduce_fusion_workspace("auto", 4, rank, 8, 4, torch.bfloat16, group=group)
 except ValueError as error:

@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from ranks_support import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(script: Path, processes: int, *arguments: str) -> str:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc-per-node", str(processes), str(script), *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    variables = {"PYTHONPATH": str(ROOT / "python"), "CUDA_VISIBLE_DEVICES": ""}
+    return launch(script, *arguments, processes=processes, **variables)
 
 
 def test_groups_and_shared_buffers() -> None:

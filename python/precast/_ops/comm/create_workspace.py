@@ -9,6 +9,7 @@ from typing import Any
 from precast._base.log import get_logger
 from precast._base.torch import torch
 from precast._op.mode import is_reference
+from precast._ops.comm.comm_backend import TorchDistBackend
 from precast._ops.comm.peer_buffers import PeerBuffers, make_peer_buffers, obstacle
 from precast._ops.comm.workspace import (
     CONTROL_BYTES,
@@ -175,7 +176,8 @@ def make_workspace(
     initialised = distributed.is_available() and distributed.is_initialized()
     if group is None and comm_backend is not None:
         group = getattr(comm_backend, "_group", None)
-    if group is None and comm_backend is None and world_size > 1:
+    has_world = comm_backend is None or isinstance(comm_backend, TorchDistBackend)
+    if group is None and has_world and world_size > 1:
         if not initialised:
             raise RuntimeError(
                 f"{function}: {world_size} ranks need a process group. Fix: call "
