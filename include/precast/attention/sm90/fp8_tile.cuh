@@ -75,6 +75,7 @@ struct Sm90Fp8Tile {
   static constexpr int kValueBytes = kBlockN * (kDimV + kOnes);  // of V^T
   static constexpr int kStagedBytes = kBlockN * kDimV;           // of V before
   static constexpr int kStages = kDimK + kDimV > 256 ? 2 : 4;
+  static constexpr bool kKeepsKvInL2 = false;
   // A power of two, whose remainders take no register. Work is found one tile at a time.
   static constexpr int kWorkSlots = 4;
   static constexpr int kStagedStages = 2;  // of V before it is transposed
