@@ -268,8 +268,8 @@ def test_each_score_of_keys_of_e4m3(head_dims, dtype, generator):
     _, lse = run_ragged(batch)
     _, sums = batch.expected()
     error = (lse.double() - sums).square().mean().sqrt().item()
-    # By a model of the tensor cores 0.8e-4 to 2.1e-4; two numbers for each of float16 make it 7e-4.
-    assert error < 3.5e-4
+    # By a model of the tensor cores 1.0e-4 to 3.1e-4, and 9.3e-4 if a float16 is a sum of two.
+    assert error < 4.5e-4
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 5])
