@@ -268,8 +268,8 @@ def test_each_score_of_keys_of_e4m3(head_dims, dtype, generator):
     _, lse = run_ragged(batch)
     _, sums = batch.expected()
     error = (lse.double() - sums).square().mean().sqrt().item()
-    # By a model of the tensor cores 0.8e-4 to 2.1e-4; two numbers for each of float16 make it 7e-4.
-    assert error < 3.5e-4
+    # By a model of the tensor cores 1.0e-4 to 3.1e-4, and 9.3e-4 if a float16 is a sum of two.
+    assert error < 4.5e-4
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 5])
@@ -529,6 +529,26 @@ def test_other_scores_of_fp8(head_dims, scores, generator):
         again = run_fp8(batch, page_size, generator, **options)
         assert torch.equal(again[0], out), page_size
         assert torch.equal(again[1], lse), page_size
+
+
+@pytest.mark.parametrize("head_dims", FP8_HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"fixed_split_size": 256}, {"logits_soft_cap": 8.0}])
+def test_sinks_of_fp8(head_dims, options, generator):
+    """A sink joins sums that are 2^8 times as large as elsewhere: one is 0, and one dominates."""
+    batch = Fp8Batch([200, 90, 70], [700, 90, 300], generator, head_dims)
+    sinks = torch.randn(HEADS, device="cuda", generator=generator)
+    sinks[0], sinks[1] = -torch.inf, 12.0
+    scores = {name: x for name, x in options.items() if name == "logits_soft_cap"}
+    want = batch_prefill_with_ragged_kv_cache_reference(
+        *(batch.q.bfloat16(), batch.k, batch.v, batch.q_bounds, batch.kv_bounds),
+        causal=True,
+        sinks=sinks,
+        o_dtype=torch.float32,
+        return_lse=True,
+        **scores,
+    )
+    got = run_fp8(batch, 16, generator, causal=True, scales={"sinks": sinks}, **options)
+    assert_near(got, want)
 
 
 def test_rotated_fp8_is_converted(generator):

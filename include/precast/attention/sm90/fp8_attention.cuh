@@ -4,8 +4,8 @@
 #pragma once
 
 #include "precast/attention/sm90/attention.cuh"
-#include "precast/attention/sm90/fp8_mainloop.cuh"
 #include "precast/attention/sm90/fp8_producer.cuh"
+#include "precast/attention/sm90/fp8_products.cuh"
 
 namespace precast {
 

@@ -94,16 +94,24 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
           process_block_beside_pv(block, left, softmax, p, acc_o, factor, next);
         }
         release_queries();
+        wait_for_values();
         add_pv(acc_o, p, factor);
       } else {
+        this->begin_turns();
         for (;;) {
           if (left == 0) release_queries();
+          wait_for_values();
+          this->take_turn();
           add_pv(acc_o, p, no_factor);
           if (left == 0) break;
           const int32_t token = block.work.kv_begin + --left * Tile::kBlockN;
           wait_for_keys("K");
-          if (compute_p<Tile::kBlockN>(block, token, softmax, p, factor)) rescale(acc_o, factor);
+          const bool grows =
+              compute_p<Tile::kBlockN, Tile::kTakesTurns>(block, token, softmax, p, factor);
+          if (grows) rescale(acc_o, factor);
         }
+        this->pass_turn();
+        this->end_turns();
       }
     }
     RowStatistics rows;
@@ -160,7 +168,8 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
   }
 
   // P of a block, and what acc_o is multiplied by before P V is added; returns whether it is not 1.
-  template <int kColumns>
+  // With kPassesTurn the turn of this consumer ends with its product.
+  template <int kColumns, bool kPassesTurn = false>
   __device__ __forceinline__ bool compute_p(const BlockInfo& block, int32_t token,
                                             Fp8Softmax& softmax, uint32_t (&p)[kColumns / 32][4],
                                             float (&factor)[2]) {
@@ -170,6 +179,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     wgmma_fence();
     multiply_qk<kColumns>(acc_s);
     wgmma_commit_group();
+    if constexpr (kPassesTurn) this->pass_turn();
     wgmma_wait_group<0>();
     keep_behind_wait(acc_s);
     mbarrier_arrive_of_warp(&shared_.k.empty[blocks_ % Tile::kStages]);
@@ -260,117 +270,26 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
     pack_fp8_operands(acc_s, p);
   }
 
-  // Adds P V of a block.
-  __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p, const float (&factor)[2]) {
-    wait_for_values();
-    if constexpr (kColumnsO == Tile::kDimV) {
-      float acc_pv[(kColumnsO + Tile::kOnes) / 2];
-      multiply_pv_and_wait(acc_pv, p, 0);
-      add_columns(acc_o, acc_pv, 0, factor);
-    } else {
-#pragma unroll
-      for (int column = 0; column < Tile::kDimV; column += kColumnsO) {
-        float acc_pv[kColumnsO / 2];
-        multiply_pv_and_wait(acc_pv, p, column);
-        add_columns(acc_o, acc_pv, column, factor);
-      }
-      float sums[Tile::kOnes / 2];
-      multiply_pv_and_wait(sums, p, Tile::kDimV);
-      add_sums(sums, factor);
-    }
-    mbarrier_arrive_of_warp(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
-  }
-
-  __device__ __forceinline__ void rescale(AccO& acc_o, const float (&factor)[2]) {
-#pragma unroll
-    for (int i = 0; i < Tile::kDimV / 2; ++i) acc_o[i] *= factor[i / 2 % 2];
-    row_sum_[0] *= factor[0];
-    row_sum_[1] *= factor[1];
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ void multiply_pv_and_wait(float (&acc_pv)[kCount], const OperandP& p,
-                                                       int column) const {
-    wgmma_fence();
-    multiply_pv(acc_pv, p, column);
-    wgmma_commit_group();
-    wgmma_wait_group<0>();
-    keep_behind_wait(acc_pv);
-  }
-
-  // Adds columns of P V to acc_o, and those of ones to row_sum.
-  template <int kCount>
-  __device__ __forceinline__ void add_columns(AccO& acc_o, const float (&acc_pv)[kCount],
-                                              int column, const float (&factor)[2]) {
-#pragma unroll
-    for (int i = 0; i < kColumnsO / 2; ++i) {
-      acc_o[column / 2 + i] = fmaf(acc_o[column / 2 + i], factor[i / 2 % 2], acc_pv[i]);
-    }
-    if constexpr (kCount > kColumnsO / 2) {
-      float sums[Tile::kOnes / 2];
-#pragma unroll
-      for (int i = 0; i < Tile::kOnes / 2; ++i) sums[i] = acc_pv[kColumnsO / 2 + i];
-      add_sums(sums, factor);
-    }
-  }
-
-  // Adds P times ones, of which a lane has two equal columns of each row.
-  __device__ __forceinline__ void add_sums(const float (&sums)[Tile::kOnes / 2],
-                                           const float (&factor)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row_sum_[half] = fmaf(row_sum_[half], factor[half], sums[2 * half]);
-    }
-  }
+  // -- attention/sm90/fp8_products.cuh ------------------------------------------------------------
 
   template <int kColumns>
-  __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const {
-    using Mma = Wgmma<e4m3, kColumns>;
-    using Layout = typename Tile::KeyLayout;  // as that of queries
-    constexpr uint64_t kQueryLayout =
-        wgmma_descriptor(0, Layout::kAtomBytes, 0, Layout::kPanelBytes);
-    constexpr uint64_t kKeyLayout =
-        wgmma_descriptor(0, Layout::kPanels * Layout::kAtomBytes, 0, Layout::kPanelBytes);
-    const bool has_atoms = Layout::kPanels > 1 && params_.kv_copy == KvCopy::atoms;
-    const uint64_t q = kQueryLayout | place(tiles_ % Tile::kQueryStages * Tile::kQueryBytes +
-                                            this->consumer_ * 64 * Layout::kPanelBytes);
-    const uint64_t k =
-        (has_atoms ? kKeyLayout : kQueryLayout) |
-        place(Tile::kQueryStages * Tile::kQueryBytes + blocks_ % Tile::kStages * Tile::kKeyBytes);
-    const uint32_t panel_step =
-        has_atoms ? Layout::kAtomBytes : Tile::kBlockN * Layout::kPanelBytes;
-    Mma::template new_ss<false>(acc_s, q, k);
-#pragma unroll
-    for (int step = 1; step < Tile::kDimK / 32; ++step) {
-      constexpr int kSteps = Layout::kPanelBytes / kStepBytes;  // of a panel
-      const int panel = step / kSteps, in_panel = step % kSteps * 2;
-      Mma::template add_ss<false>(acc_s,
-                                  q + panel * (Tile::kBlockM * Layout::kPanelBytes >> 4) + in_panel,
-                                  k + panel * (panel_step >> 4) + in_panel);
-    }
-  }
-
-  // P V of some columns from `column` on.
+  __device__ __forceinline__ void multiply_qk(float (&acc_s)[kColumns / 2]) const;
   template <int kCount>
   __device__ __forceinline__ void multiply_pv(float (&acc_pv)[kCount], const OperandP& p,
-                                              int column) const {
-    using Mma = Wgmma<e4m3, 2 * kCount>;
-    constexpr uint64_t kLayout = wgmma_descriptor(0, kAtomRows * 128, 0);
-    const uint64_t v =
-        kLayout | place(Tile::kQueryStages * Tile::kQueryBytes + Tile::kStages * Tile::kKeyBytes +
-                        (blocks_ - 1) % Tile::kStages * Tile::kValueBytes + column * 128);
-    Mma::template new_rs<false>(acc_pv, p[0], v);
-#pragma unroll
-    for (int step = 1; step < Tile::kBlockN / 32; ++step) {
-      Mma::template add_rs<false>(acc_pv, p[step], v + step * 2);
-    }
-  }
-
-  // What a descriptor says of a place so many bytes behind the first one. Why so and not 64 bits of
-  // each operand: these are constants but for one register.
-  __device__ __forceinline__ uint32_t place(uint32_t offset) const {
-    return first_place_ + (offset >> 4);
-  }
+                                              int column) const;
+  __device__ __forceinline__ uint32_t place(uint32_t offset) const;
+  __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p, const float (&factor)[2]);
+  __device__ __forceinline__ void add_pv_by_parts(AccO& acc_o, const OperandP& p,
+                                                  const float (&factor)[2]);
+  template <int kCount>
+  __device__ __forceinline__ void multiply_pv_and_wait(float (&acc_pv)[kCount], const OperandP& p,
+                                                       int column) const;
+  template <int kCount>
+  __device__ __forceinline__ void add_columns(AccO& acc_o, const float (&acc_pv)[kCount],
+                                              int column, const float (&factor)[2]);
+  __device__ __forceinline__ void add_sums(const float (&sums)[Tile::kOnes / 2],
+                                           const float (&factor)[2]);
+  __device__ __forceinline__ void rescale(AccO& acc_o, const float (&factor)[2]);
 
   const Sm90AttentionParams& params_;
   uint32_t first_place_;  // units of 16 bytes
