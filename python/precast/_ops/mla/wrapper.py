@@ -378,6 +378,7 @@ class BatchMLAPagedAttentionWrapper(AttentionWrapper):
 
         Nothing is waited for, so this can be part of a CUDA graph.
         """
+        type(self)._run_arguments.check({"kv_len": kv_len, "page_table": page_table})
         name, plan = f"{self._name}.run", self._packed_plan()
         batch = plan.shape.batch_size
         lengths = Tables(kv_len=kv_len)
