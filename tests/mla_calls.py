@@ -108,12 +108,15 @@ def _function(name: str) -> Call:
     return Call(getattr(precast, name), given, has_scratch=True)
 
 
+#: Calls that modules for caches of 16 bits do not take.
+FP8_CALLS: dict[str, Callable[[], Call]] = {f"{KIND}.run_fp8": lambda: _wrapper("run_fp8")}
+
 #: By name; each makes a new wrapper.
 CALLS: dict[str, Callable[[], Call]] = {
     **{
         f"{KIND}.{method}": lambda method=method: _wrapper(method)
         for method in (
-            *("__init__", "graph", "plan", "plan_table", "plan_metadata", "run", "run_fp8"),
+            *("__init__", "graph", "plan", "plan_table", "plan_metadata", "run"),
             "reset_workspace_buffer",
         )
     },
