@@ -245,7 +245,7 @@ def test_what_graphs_cannot_change_is_refused() -> None:
     one = {"qo_indptr": BATCH["qo_indptr"][:2], "kv_indptr": BATCH["kv_indptr"][:2]}
     with pytest.raises(ValueError, match="the batch size must be 2"):
         wrapper.plan(**{**BATCH, **one, "kv_len_arr": BATCH["kv_len_arr"][:1]}, **OPTIONS)
-    with pytest.raises(ValueError, match="should be a torch.Tensor in CUDA graph"):
+    with pytest.raises(ValueError, match=r"should be a torch\.Tensor in CUDA graph"):
         BatchMLAPagedAttentionWrapper(workspace(), use_cuda_graph=True)
     sizes = {"qo_indptr": 3, "kv_indptr": 4, "kv_indices": 9, "kv_len_arr": 2}
     with pytest.raises(ValueError, match="kv_indptr must have 3 elements"):
