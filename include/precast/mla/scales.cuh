@@ -3,7 +3,7 @@
 // shared memory. They are loaded a block ahead, and the pages of their tokens two.
 #pragma once
 
-#include "precast/attention/kv_pipeline.cuh"
+#include "precast/attention/kv_rows.cuh"
 #include "precast/mla/params.cuh"
 #include "precast/mla/tile.cuh"
 

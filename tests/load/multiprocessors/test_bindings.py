@@ -22,6 +22,7 @@ from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials
 from build_support import Built
 from comm_calls import comm_calls
 from fake_cuda import NO_DRIVER, on_cuda
+from mla_calls import FUNCTIONS as MLA_FUNCTIONS
 
 from precast._base.driver import device_capabilities
 from precast._base.lazy import public_object
@@ -49,6 +50,8 @@ TAKES_A_PLAN = {
     "run_ragged": {"block"},
     "run_ragged_sm90": {"block"},
     "run_ragged_sm90_fp8": {"block"},
+    "run_mla": {"block"},
+    "run_mla_sm90": {"block"},
 }
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
@@ -59,6 +62,7 @@ NOT_HERE = (
     *("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache"),
     *("single_prefill_with_kv_cache_fp8", "trtllm_batch_context_with_kv_cache_fp8"),
     *FUNCTIONAL,
+    *MLA_FUNCTIONS,
     *(name for name in kernels() if name.startswith("trtllm_fmha_v2_prefill")),
 )
 #: Their public functions write float32 alone, but the module of the ci profile is for bf16.

@@ -384,6 +384,8 @@ def _attend(
         ("qk_rope_head_dim", qk_rope_head_dim),
     ):
         check_integer(name, option, value)
+    if bmm1_scale is None or bmm2_scale is None:
+        raise TypeError("no scale")  # The check of types names it.
     if isinstance(sinks, list):  # FlashInfer's annotation; its kernels take a tensor.
         sinks = sinks[0] if sinks else None
     ragged = cum_seq_lens_q is not None
@@ -405,14 +407,19 @@ def _attend(
             )
         kv_cache = kv_cache.squeeze(1)
     q_len = max_q_len if ragged else query.shape[1]
-    rows = query if ragged else query.flatten(0, 1)
+    rows = query if ragged else _merged(name, "query", query)
     shape = *query.shape[:-1], kv_lora_rank
     if out is None:
         out = query.new_empty(shape)
     into = out
-    if not ragged and (out.shape == shape or out.shape[0] == rows.shape[0]):
-        into = out.view(rows.shape[0], query.shape[2], kv_lora_rank)
-    sums = None if lse is None else lse.view(-1, lse.shape[-1]) if lse.dim() == 3 else lse
+    if not ragged and out.dim() == 4:
+        if out.shape != shape:
+            raise ValueError(
+                f"{name}: out must have shape {[*shape]}, that of query with kv_lora_rank "
+                f"columns, got {[*out.shape]}"
+            )
+        into = _merged(name, "out", out)
+    sums = _merged(name, "lse", lse) if lse is not None and lse.dim() == 3 else lse
     sm_scale, qk_scale = split_scale(name, "bmm1_scale", bmm1_scale, "")
     out_scale, v_scale = split_scale(name, "bmm2_scale", bmm2_scale, "")
     export = _EXPORTS[name]
@@ -439,3 +446,14 @@ def _attend(
         export.explain(*given)
         raise
     return out
+
+
+def _merged(name: str, argument: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose first two dimensions are one, without a copy."""
+    try:
+        return tensor.view(-1, *tensor.shape[2:])
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: {argument} must have first dimensions that are one with one stride, got "
+            f"shape {[*tensor.shape]} and strides {[*tensor.stride()]}. Fix: call .contiguous()"
+        ) from None
