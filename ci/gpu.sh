@@ -18,12 +18,15 @@
 # A stage that needs the environment makes it if it is missing.
 #
 # PYTHON  the interpreter that has torch (default python3)
+# JOBS    processes of the stage tests, over the GPUs in turn (default 1); what times a GPU, fills it
+#         or needs several then runs by itself at the end
 # PEERS   a folder of wheels of other libraries to install too, without their dependencies
 # OUT     the folder of logs and results (default benchmarks/results/local)
 # COMMIT  the commit that is measured, if there is no git
 # GPU_WORK  the folder of the environment, caches and copies of the tests (default build/gpu)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. ci/parts.sh
 
 default_stages=(install doctor tests jit peer bench startup)
 all_stages=("${default_stages[@]}" sanitize)
@@ -96,7 +99,15 @@ run_pytest() {
 }
 
 tests() {
-  PRECAST_JIT=error run_pytest -q -m "not jit" tests/gpu
+  export PRECAST_JIT=error
+  if [ "${JOBS:-1}" -eq 1 ]; then
+    run_pytest -q -m "not jit" tests/gpu
+    return
+  fi
+  local status=0
+  in_parts tests "$JOBS" run_pytest -q -m "not jit and not alone" tests/gpu || status=1
+  run_pytest -q -m "alone and not jit" tests/gpu || status=1
+  return "$status"
 }
 
 jit() {

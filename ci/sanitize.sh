@@ -24,6 +24,8 @@
 # SANITIZER       compute-sanitizer (default: on the PATH, or the CUDA toolkit's)
 # OUT             the folder of logs (default build/sanitize)
 set -euo pipefail
+# shellcheck source=ci/parts.sh
+. "$(dirname "$0")/parts.sh"
 tools=("$@")
 [ $# -gt 0 ] || tools=(memcheck racecheck)
 python=${PYTHON:-python3}
@@ -69,25 +71,7 @@ checked memcheck "$python" tests/gpu/out_of_bounds.py >"$out/planted.log" 2>&1 |
 failed=0
 for tool in "${tools[@]}"; do
   echo "== $tool"
-  start=$SECONDS
-  processes=()
-  for ((i = 0; i < jobs; i++)); do
-    PRECAST_TEST_SHARD=$i/$jobs checked "$tool" "$python" -m pytest -c /dev/null --rootdir "$PWD" \
-      -p no:cacheprovider -q --tb=short -m "not jit" tests/gpu/test_gpu_sanitize.py \
-      >"$out/$tool-$i.log" 2>&1 &
-    processes+=($!)
-  done
-  for ((i = 0; i < jobs; i++)); do
-    status=0
-    wait "${processes[$i]}" || status=$?
-    grep -hE "^[0-9]+ passed|^=+ ERROR SUMMARY|^=+ RACECHECK SUMMARY" "$out/$tool-$i.log" || true
-    [ "$status" -eq 0 ] || {
-      failed=1
-      # sed reads to the end, so that no closed pipe stops grep.
-      { grep -v "^\.*$" "$out/$tool-$i.log" || true; } | sed -n 1,60p
-      echo "error: $tool, part $i of $jobs: status $status; the whole log is in $out/$tool-$i.log" >&2
-    }
-  done
-  echo "$tool: $((SECONDS - start)) s"
+  in_parts "$tool" "$jobs" checked "$tool" "$python" -m pytest -c /dev/null --rootdir "$PWD" \
+    -p no:cacheprovider -q --tb=short -m "not jit" tests/gpu/test_gpu_sanitize.py || failed=1
 done
 exit $failed

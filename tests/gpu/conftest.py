@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE))
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "jit: compiles kernels; needs nvcc and PRECAST_JIT=auto")
+    config.addinivalue_line("markers", "alone: times a GPU, fills its memory, or needs several")
 
 
 def pytest_report_header() -> list[str]:
@@ -29,6 +30,7 @@ def pytest_report_header() -> list[str]:
     return [f"gpu: {device}; precast: {Path(precast.__file__).parent}; providers: {providers}"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m reads the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, _, parts = os.environ.get("PRECAST_TEST_SHARD", "").partition("/")
     if parts:  # "2/8": the third of eight parts, for as many processes
@@ -40,6 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not Path(item.path).is_relative_to(HERE):
             continue
         item.add_marker(pytest.mark.gpu)
+        if "free_memory" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)
         if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch sees none"))
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from ranks_support import launch
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 GPUS = torch.cuda.device_count()
 

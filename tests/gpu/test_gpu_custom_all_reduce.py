@@ -11,6 +11,8 @@ from ranks_support import launch
 
 from precast.comm import vllm_dispose, vllm_init_custom_ar, vllm_register_buffer
 
+pytestmark = pytest.mark.alone
+
 RANKS = Path(__file__).with_name("custom_all_reduce_ranks.py")
 STREAMS = RANKS.with_name("custom_all_reduce_streams.py")
 

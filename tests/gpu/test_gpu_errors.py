@@ -159,6 +159,7 @@ def test_residual_must_not_be_the_input(name: str, good: Any) -> None:
     rejects(CASES[name], ValueError, f"{name}: input must not hold", (twice, x, weight))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["scale", "silu_and_mul"])
 def test_more_items_than_a_kernel_can_number(name: str) -> None:
     case = CASES[name]

@@ -23,6 +23,8 @@ from precast.testing import (
     timing,
 )
 
+pytestmark = pytest.mark.alone
+
 DTYPE = torch.bfloat16
 
 
