@@ -140,8 +140,8 @@ __device__ __forceinline__ Vec<T> reduce_ranks(Vec<T> own, const Vec<T> (&peers)
   return pack<T>(sum);
 }
 
-// The way of a vector through a round. `index` is where it is in its row; methods are called for
-// vectors that exist, `index < p.row_vecs`.
+// The way of a vector through a round. `index` is where it is in its row; all methods but load()
+// are for vectors that exist, `index < p.row_vecs`.
 template <typename T, int kWorld>
 class Exchange {
  public:

@@ -171,7 +171,14 @@ def make_workspace(
     group: Any,
 ) -> AllReduceFusionWorkspace:
     """Make the workspace of a group of ranks, each of which calls it."""
-    _check(function, world_size, rank, max_token_num, hidden_dim, dtype)
+    _check(
+        function,
+        dtype,
+        world_size=world_size,
+        rank=rank,
+        max_token_num=max_token_num,
+        hidden_dim=hidden_dim,
+    )
     distributed = torch.distributed
     initialised = distributed.is_available() and distributed.is_initialized()
     if group is None and comm_backend is not None:
@@ -230,24 +237,13 @@ def make_workspace(
     return GroupAllReduceFusionWorkspace(*sizes, group)
 
 
-def _check(
-    function: str,
-    world_size: int,
-    rank: int,
-    max_token_num: int,
-    hidden_dim: int,
-    dtype: torch.dtype,
-) -> None:
-    for name, value in (
-        ("world_size", world_size),
-        ("rank", rank),
-        ("max_token_num", max_token_num),
-        ("hidden_dim", hidden_dim),
-    ):
+def _check(function: str, dtype: torch.dtype, **sizes: int) -> None:
+    for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
         if value < (0 if name == "rank" else 1):
             raise ValueError(f"{function}: {name} must be positive, got {value}")
+    rank, world_size = sizes["rank"], sizes["world_size"]
     if rank >= world_size:
         raise ValueError(f"{function}: rank must be below world_size {world_size}, got {rank}")
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
