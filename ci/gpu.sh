@@ -13,8 +13,9 @@
 #   peer      the same calls by other libraries, if they are installed
 #   bench     every benchmark
 #   startup   import, first call, compile and CPU time of a call
-# One more runs only if it is named, because it takes as long as the tests:
+# Two more run only if they are named, because they take as long as the tests:
 #   sanitize  a small sample of every op under compute-sanitizer (ci/sanitize.sh)
+#   ranks     random all-reduces between the GPUs of this machine (ci/ranks.sh)
 # A stage that needs the environment makes it if it is missing.
 #
 # PYTHON  the interpreter that has torch (default python3)
@@ -29,7 +30,7 @@ cd "$(dirname "$0")/.."
 . ci/parts.sh
 
 default_stages=(install doctor tests jit peer bench startup)
-all_stages=("${default_stages[@]}" sanitize)
+all_stages=("${default_stages[@]}" sanitize ranks)
 bundle=${1:-bundle}
 [ $# -eq 0 ] || shift
 stages=("$@")
@@ -121,6 +122,10 @@ peer() {
 
 sanitize() {
   (cd "$tree" && PYTHON=$python OUT=$out/sanitize "$ci/sanitize.sh")
+}
+
+ranks() {
+  (cd "$tree" && PYTHON=$python OUT=$out/ranks "$ci/ranks.sh")
 }
 
 bench() {

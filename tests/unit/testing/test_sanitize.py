@@ -141,9 +141,8 @@ def test_it_is_a_stage_by_name_alone() -> None:
         text=True,
         check=False,
     )
-    assert "no stage sanitise; legal: install doctor tests jit peer bench startup sanitize" in (
-        done.stderr
-    )
+    stages = "install doctor tests jit peer bench startup sanitize ranks"
+    assert f"no stage sanitise; legal: {stages}" in done.stderr
 
 
 def test_parts_of_the_gpu_tests_are_all_of_them() -> None:
