@@ -110,9 +110,9 @@ class MlaConsumer {
     for (; i + 1 < blocks; i += 2) {
       const Stage own = own_stage(i), other = other_stage(i + 1);
       start_block(block, blocks, i, own, acc_o);
-      wait_for_p(other);
       finish_products(acc_o);
       release_half(own);
+      wait_for_p(other);
       if (adopt_statistics(blocks, i + 1, other)) rows_.rescale(acc_o);
       multiply_other(other, acc_o);
       finish_products(acc_o);
