@@ -80,7 +80,9 @@ class Package:
                 found = f"{module}.{name}", node
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    if (alias.asname or alias.name) == name:
+                    if alias.name == "*":
+                        found = self.find(self.source(module, node), name, depth - 1) or found
+                    elif (alias.asname or alias.name) == name:
                         found = self.find(self.source(module, node), alias.name, depth - 1) or found
             if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
                 value = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -95,6 +97,9 @@ class Package:
                 found.add(node.name)
             if isinstance(node, ast.ImportFrom) and self.source(module, node).startswith(PEER):
                 found |= {alias.asname or alias.name for alias in node.names}
+                if "*" in found:
+                    found.remove("*")
+                    found.update(self.names(self.source(module, node)))
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
                 found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         return sorted(n for n in found if not n.startswith("_") and not _OF_JIT.fullmatch(n))

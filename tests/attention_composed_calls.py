@@ -8,6 +8,7 @@ from typing import Any
 
 import attention_functional_calls as functional
 import attention_sound_calls as plain
+import mla_calls as mla
 import torch
 from attention_arguments import Call
 from attention_sound_calls import (
@@ -243,6 +244,7 @@ SHARED_PREFIX = (
 CALLS: dict[str, Callable[[], Call]] = {
     **plain.CALLS,
     **functional.CALLS,
+    **mla.CALLS,
     **{
         f"MultiLevelCascadeAttentionWrapper.{method}": lambda method=method: _cascade(method)
         for method in ("__init__", "graph", "plan", "run", "reset_workspace_buffer")

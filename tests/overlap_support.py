@@ -23,6 +23,7 @@ from precast._ops.attention.kernels import workspace_bytes
 from precast._ops.attention.plan import PlanShape, Tables
 from precast._ops.comm.host_memory import allocate
 from precast._ops.comm.patterns import TENSOR, TOKEN
+from precast._ops.mla.tiles import SM90_BLOCK_M
 from precast.comm import vllm_init_custom_ar, vllm_meta_size, vllm_register_buffer
 from precast.trace import make_inputs, registered
 
@@ -176,6 +177,15 @@ def _to_e4m3(call: Call) -> Call:
     return call.replaced({name: call.tensors[name].to(torch.float8_e4m3fn) for name in names})
 
 
+def _for_hopper(call: Call) -> Call:
+    """The call of MLA with a plan for the kernels of sm_90a."""
+    block = call.values[call.export.parameters.index("block")]
+    plan = block.attention_plan
+    other: Any = block.clone()
+    other.attention_plan = plan._replace(shape=plan.shape._replace(block_m=SM90_BLOCK_M, sm90=True))
+    return call.replaced({"block": other})
+
+
 @functools.cache
 def recorded() -> dict[str, list[Call]]:
     """The calls that the traces of all ops are, by export."""
@@ -206,6 +216,9 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
+    mla = kernels()["run_mla_sm90"]
+    assert isinstance(mla, Export)
+    found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
     for name in ("run_paged_sm90", "run_ragged_sm90", *_WITH_E4M3):
         in_e4m3 = kernels()[f"{name}_fp8"]
         assert isinstance(in_e4m3, Export)

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from precast._ops.mla.decode import (
     trtllm_batch_decode_with_kv_cache_mla,
+    trtllm_batch_decode_with_kv_cache_mla_reference,
     xqa_batch_decode_with_kv_cache_mla,
+    xqa_batch_decode_with_kv_cache_mla_reference,
 )
 from precast._ops.mla.metadata import MLAPlanMetadata
+from precast._ops.mla.reference import batch_mla_paged_attention_reference
 from precast._ops.mla.wrapper import BatchMLAPagedAttentionWrapper
 
 __all__ = [
     "BatchMLAPagedAttentionWrapper",
     "MLAPlanMetadata",
+    "batch_mla_paged_attention_reference",
     "trtllm_batch_decode_with_kv_cache_mla",
+    "trtllm_batch_decode_with_kv_cache_mla_reference",
     "xqa_batch_decode_with_kv_cache_mla",
+    "xqa_batch_decode_with_kv_cache_mla_reference",
 ]

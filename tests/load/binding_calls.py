@@ -19,6 +19,7 @@ from precast._op.declaration import AXES, TensorKind
 from precast._op.dispatch import Kernel, kernels
 from precast._op.export import Export
 from precast._ops.attention import sm90
+from precast._ops.mla.tiles import SM90_BLOCK_M
 from precast.trace import make_inputs, registered
 
 #: In place of the sizes of templates, with which caches have 50 MB.
@@ -78,7 +79,18 @@ def valid_calls() -> dict[str, list[Args]]:
             function(**make_inputs(function, template, sizes))
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
+    calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
+
+
+def _mla_for_hopper(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:
+    """The calls of MLA with a plan for Hopper."""
+    at = kernel.parameters.index("block")
+    for args in recorded:
+        plan, block = args[at].attention_plan, args[at].clone()
+        shape = plan.shape._replace(block_m=SM90_BLOCK_M, sm90=True)
+        block.attention_plan = plan._replace(shape=shape)
+        yield (*args[:at], block, *args[at + 1 :])
 
 
 def _for_hopper(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:

@@ -37,7 +37,7 @@ DTYPES = {
 NEEDS_A_GPU = (
     *("plan", "run_paged", "run_paged_nvfp4", "run_paged_sm90"),
     *("run_ragged", "run_ragged_sm90"),
-    *("run_paged_sm90_fp8", "run_ragged_sm90_fp8"),
+    *("run_paged_sm90_fp8", "run_ragged_sm90_fp8", "run_mla", "run_mla_sm90"),
 )
 #: What calculates on the host takes its tensors.
 ON_HOST = ("workspace_size",)

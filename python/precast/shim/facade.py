@@ -27,7 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "comm.vllm_ar": ("precast.comm.vllm_ar",),
     "compilation_context": ("precast.compilation_context",),
     "concat_ops": ("precast.concat_ops",),
-    "decode": ("precast.decode",),
+    "decode": ("precast.decode", "precast.shim.names.mla_decode"),
     "diffusion_ops": ("precast.shim.names.diffusion_ops",),
     "dsv3_ops": ("precast.shim.names.dsv3_ops",),
     "fp4_quantization": ("precast.quantization",),
@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "jit.env": ("precast.jit.env",),
     "logits_processor": ("precast.logits_processor",),
     "mhc": ("precast.mhc",),
+    "mla": ("precast.mla",),
     "mla_kv_pack": ("precast.concat_ops",),
     "norm": ("precast.norm",),
     "page": ("precast.page",),
@@ -62,10 +63,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "xqa": ("precast.xqa",),
 }
 
-#: The modules that one engine gets besides: an engine takes another path where a name is missing,
-#: so a name that cannot work is there only for an engine that does not start without it.
+#: The modules that one engine gets before these: an engine takes another path where a name is
+#: missing, so a name that cannot work is there only for an engine that does not start without it.
 ENGINE_MODULES: dict[str, dict[str, tuple[str, ...]]] = {
-    "vllm": {},
+    "vllm": {
+        "": ("precast.shim.names.vllm_mla",),
+        "mla": ("precast.shim.names.vllm_mla",),
+    },
     "sglang": {
         "": ("precast.shim.names.sglang_gemm",),
         "fused_moe": ("precast.shim.names.sglang_moe",),
@@ -77,7 +81,7 @@ ENGINE_MODULES: dict[str, dict[str, tuple[str, ...]]] = {
 def modules(engine: str) -> dict[str, tuple[str, ...]]:
     """The modules of FlashInfer that an engine finds, and those with their names."""
     own = ENGINE_MODULES[engine]
-    return {path: (*MODULES.get(path, ()), *own.get(path, ())) for path in [*MODULES, *own]}
+    return {path: (*own.get(path, ()), *MODULES.get(path, ())) for path in [*MODULES, *own]}
 
 
 def of_precast() -> tuple[str, ...]:

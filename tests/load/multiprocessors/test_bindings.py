@@ -21,6 +21,7 @@ from attention_functional_calls import FUNCTIONAL
 from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials, valid_calls
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda
+from mla_calls import FUNCTIONS as MLA_FUNCTIONS
 
 from precast._base.driver import device_capabilities
 from precast._base.lazy import public_object
@@ -46,6 +47,8 @@ TAKES_A_PLAN = {
     "run_paged_sm90": {"block"},
     "run_ragged": {"block"},
     "run_ragged_sm90": {"block"},
+    "run_mla": {"block"},
+    "run_mla_sm90": {"block"},
 }
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
@@ -62,6 +65,7 @@ WITHOUT_CALLS = (
 NOT_HERE = (
     *("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache"),
     *FUNCTIONAL,
+    *MLA_FUNCTIONS,
     *(name for name in kernels() if name.startswith("trtllm_fmha_v2_prefill")),
     *WITHOUT_CALLS,
 )

@@ -42,6 +42,8 @@ except ImportError:
 """,
     "utils.py": "def helper(x): pass\n",
     "gemm/inner.py": "def mm(a, b, *, out=None): pass\n",
+    "mla/__init__.py": "from ._core import *\n",
+    "mla/_core.py": "def decode(q, kv=None): pass\ndef _hidden(): pass\n",
 }
 
 
@@ -64,6 +66,7 @@ def test_signatures_by_public_name(tmp_path: Path) -> None:
         "Wrapper": "= decode.Wrapper",
         "decode.Wrapper": methods,
         "decode.late": "a",
+        "mla.decode": "q, kv=None",
         "mm": "a, b, *, out=None",
         "norm.norm": "x, /, *rest, eps=1e-06, **more",
         "norm.norm_again": "x, out=None, dtype=torch.bfloat16",

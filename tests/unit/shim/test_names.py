@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 import torch
 
+import precast
 from precast.errors import BackendSupportedError
 from precast.shim import look_up
 from precast.shim.facade import ENGINE_MODULES
@@ -137,3 +139,35 @@ def test_bytes_of_counters():
     assert get_trtllm_gen_multi_ctas_kv_counter_bytes(4, 32, 132) == 136 * 4
     assert get_trtllm_gen_multi_ctas_kv_counter_bytes(4, 33, 132) == 136 * 4
     assert get_trtllm_gen_multi_ctas_kv_counter_bytes(1, 1, 1) == 32
+
+
+# -- MLA ------------------------------------------------------------------------------------------
+
+
+def test_vllms_probe_of_sparse_mla_fails():
+    """vLLM would write into the plan as if it had FlashInfer's layout."""
+    for path in ("", "mla"):
+        theirs = look_up(path, "BatchMLAPagedAttentionWrapper", "vllm")
+        parameters = inspect.signature(theirs.run).parameters
+        assert "ckv_scale_arr" not in parameters
+        assert parameters["options"].kind is inspect.Parameter.VAR_KEYWORD
+        plain = look_up(path, "BatchMLAPagedAttentionWrapper", "sglang")
+        parameter = inspect.signature(plain.run).parameters["ckv_scale_arr"]
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert plain is precast.BatchMLAPagedAttentionWrapper
+        assert issubclass(theirs, plain)
+
+
+def test_vllms_wrapper_of_mla_takes_every_keyword(reference_mode):
+    e4m3, one = torch.float8_e4m3fn, torch.tensor([0, 1], dtype=torch.int32)
+    q, kv = torch.ones(1, 2, 576).bfloat16(), torch.ones(1, 4, 576).to(e4m3)
+    results = []
+    for engine in ("vllm", "sglang"):
+        wrapper = look_up("mla", "BatchMLAPagedAttentionWrapper", engine)(torch.empty(64).byte())
+        wrapper.plan(
+            *(one, one, one[:1], one[1:] + 2, 2, 512, 64, 4, False, 0.1, torch.bfloat16, e4m3)
+        )
+        tensors = q[..., :512], q[..., 512:], kv[..., :512], kv[..., 512:]
+        arr = torch.full((1, 4, 4), 0.5)
+        results.append(wrapper.run(*tensors, ckv_scale_arr=arr, kpe_scale=1.0))
+    assert torch.equal(*results) and results[0].unique().tolist() == [0.5]

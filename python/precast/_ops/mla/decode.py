@@ -28,9 +28,45 @@ from precast._ops.mla.trace import decode_trace
 from precast.api_logging import precast_api
 
 _TRTLLM, _XQA = "trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache_mla"
-_EXPORTS = {name: table_export(name) for name in (_TRTLLM, _XQA)}
+_EXPORTS = {_TRTLLM: table_export(_TRTLLM, has_lse=True), _XQA: table_export(_XQA)}
 #: FlashInfer's kernels for the same calls.
 _BACKENDS = ("auto", "xqa", "trtllm-gen", "cute-dsl", "cake")
+
+
+def _table_reference(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    kv_lora_rank: int,
+    has_kpe: bool,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cum_seq_lens_q: torch.Tensor | None,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output of a call and its base-2 log-sum-exp."""
+    rows = query.flatten(0, -3)
+    entries = kv_cache.flatten(1, -2) if kv_cache.dim() == 4 else kv_cache
+    batch = seq_lens.shape[0]
+    if cum_seq_lens_q is not None:
+        bounds = cum_seq_lens_q.tolist()
+    else:
+        bounds = [i * (rows.shape[0] // max(batch, 1)) for i in range(batch + 1)]
+    out, lse, _ = attend_pages(
+        rows[..., :kv_lora_rank],
+        rows[..., kv_lora_rank:] if has_kpe else None,
+        entries[..., :kv_lora_rank],
+        entries[..., kv_lora_rank:] if has_kpe else None,
+        bounds,
+        None,
+        block_tables,
+        seq_lens,
+        bmm1_scale,
+        causal=True,
+        sinks=sinks,
+    )
+    return (out * bmm2_scale).to(query.dtype).view(*query.shape[:-1], kv_lora_rank), lse
 
 
 def xqa_batch_decode_with_kv_cache_mla_reference(
@@ -46,44 +82,18 @@ def xqa_batch_decode_with_kv_cache_mla_reference(
     bmm1_scale: float = 1.0,
     bmm2_scale: float = 1.0,
     sinks: torch.Tensor | None = None,
-    cum_seq_lens_q: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """:func:`xqa_batch_decode_with_kv_cache_mla` in plain PyTorch on any device.
 
     Parameters
     ----------
     workspace_buffer, qk_nope_head_dim, max_seq_len : torch.Tensor, int, int
         Not read.
-    cum_seq_lens_q : torch.Tensor, optional
-        ``[batch_size + 1]``: where the queries of each request start, with ``query``
-        ``[tokens, num_heads, head_dim_qk]``.
-    return_lse : bool
-        Whether to return the base-2 log-sum-exp, too.
     """
-    rows = query.flatten(0, -3)
-    entries = kv_cache.flatten(1, -2) if kv_cache.dim() == 4 else kv_cache
-    batch = seq_lens.shape[0]
-    if cum_seq_lens_q is not None:
-        bounds = cum_seq_lens_q.tolist()
-    else:
-        bounds = [i * (rows.shape[0] // max(batch, 1)) for i in range(batch + 1)]
     has_kpe = qk_rope_head_dim > 0
-    out, lse, _ = attend_pages(
-        rows[..., :kv_lora_rank],
-        rows[..., kv_lora_rank:] if has_kpe else None,
-        entries[..., :kv_lora_rank],
-        entries[..., kv_lora_rank:] if has_kpe else None,
-        bounds,
-        None,
-        block_tables,
-        seq_lens,
-        bmm1_scale,
-        causal=True,
-        sinks=sinks,
-    )
-    out = (out * bmm2_scale).to(query.dtype).view(*query.shape[:-1], kv_lora_rank)
-    return (out, lse) if return_lse else out
+    batch = block_tables, seq_lens, None
+    factors = bmm1_scale, bmm2_scale, sinks
+    return _table_reference(query, kv_cache, kv_lora_rank, has_kpe, *batch, *factors)[0]
 
 
 @precast_api(trace=decode_trace(_XQA, xqa_batch_decode_with_kv_cache_mla_reference))
@@ -177,22 +187,11 @@ def trtllm_batch_decode_with_kv_cache_mla_reference(
     return_lse : bool
         As for the function.
     """
-    return xqa_batch_decode_with_kv_cache_mla_reference(
-        query,
-        kv_cache,
-        workspace_buffer,
-        qk_nope_head_dim,
-        kv_lora_rank,
-        qk_rope_head_dim,
-        block_tables,
-        seq_lens,
-        max_seq_len,
-        bmm1_scale,
-        bmm2_scale,
-        sinks,
-        cum_seq_lens_q,
-        return_lse,
-    )
+    has_kpe = qk_rope_head_dim > 0
+    batch = block_tables, seq_lens, cum_seq_lens_q
+    factors = bmm1_scale, bmm2_scale, sinks
+    out, lse = _table_reference(query, kv_cache, kv_lora_rank, has_kpe, *batch, *factors)
+    return (out, lse) if return_lse else out
 
 
 @precast_api(trace=decode_trace(_TRTLLM, trtllm_batch_decode_with_kv_cache_mla_reference))
@@ -294,7 +293,12 @@ def trtllm_batch_decode_with_kv_cache_mla(
             f"{name}: backend must be {', '.join(_BACKENDS)}, which are the same, got "
             f"{backend!r:.40}"
         )
-    check_flags(name, return_lse=return_lse)
+    check_flags(name, return_lse=return_lse, is_var_seq=is_var_seq)
+    for option, word, words in (
+        ("cute_dsl_impl", cute_dsl_impl, ("auto", "modular", "monolithic")),
+        ("kv_scale_format", kv_scale_format, ("auto", "pow2_fp32", "arbitrary_fp32")),
+    ):
+        check_word(f"{name}: {option}", word, words)
     refuse(
         name,
         None,
@@ -380,6 +384,8 @@ def _attend(
         ("qk_rope_head_dim", qk_rope_head_dim),
     ):
         check_integer(name, option, value)
+    if bmm1_scale is None or bmm2_scale is None:
+        raise TypeError("no scale")  # The check of types names it.
     if isinstance(sinks, list):  # FlashInfer's annotation; its kernels take a tensor.
         sinks = sinks[0] if sinks else None
     ragged = cum_seq_lens_q is not None
@@ -401,14 +407,19 @@ def _attend(
             )
         kv_cache = kv_cache.squeeze(1)
     q_len = max_q_len if ragged else query.shape[1]
-    rows = query if ragged else query.flatten(0, 1)
+    rows = query if ragged else _merged(name, "query", query)
     shape = *query.shape[:-1], kv_lora_rank
     if out is None:
         out = query.new_empty(shape)
     into = out
-    if not ragged and (out.shape == shape or out.shape[0] == rows.shape[0]):
-        into = out.view(rows.shape[0], query.shape[2], kv_lora_rank)
-    sums = None if lse is None else lse.view(-1, lse.shape[-1]) if lse.dim() == 3 else lse
+    if not ragged and out.dim() == 4:
+        if out.shape != shape:
+            raise ValueError(
+                f"{name}: out must have shape {[*shape]}, that of query with kv_lora_rank "
+                f"columns, got {[*out.shape]}"
+            )
+        into = _merged(name, "out", out)
+    sums = _merged(name, "lse", lse) if lse is not None and lse.dim() == 3 else lse
     sm_scale, qk_scale = split_scale(name, "bmm1_scale", bmm1_scale, "")
     out_scale, v_scale = split_scale(name, "bmm2_scale", bmm2_scale, "")
     export = _EXPORTS[name]
@@ -416,11 +427,9 @@ def _attend(
         rows,
         kv_cache,
         into,
-        sums,
         workspace_buffer,
         block_tables,
         seq_lens.view(torch.int32) if seq_lens.dtype is torch.uint32 else seq_lens,
-        cum_seq_lens_q,
         sinks,
         kv_lora_rank,
         0 if q_len is None else q_len,
@@ -428,7 +437,7 @@ def _attend(
         out_scale,
         qk_scale,
         v_scale,
-        lse_base_e,
+        *((sums, cum_seq_lens_q, lse_base_e) if name == _TRTLLM else ()),
         enable_pdl,
     )
     try:
@@ -437,3 +446,14 @@ def _attend(
         export.explain(*given)
         raise
     return out
+
+
+def _merged(name: str, argument: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose first two dimensions are one, without a copy."""
+    try:
+        return tensor.view(-1, *tensor.shape[2:])
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: {argument} must have first dimensions that are one with one stride, got "
+            f"shape {[*tensor.shape]} and strides {[*tensor.stride()]}. Fix: call .contiguous()"
+        ) from None

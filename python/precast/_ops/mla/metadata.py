@@ -101,6 +101,10 @@ def metadata_of(name: str, given: Any) -> tuple[MLAPlanMetadata, bool]:
     fields = [*_CSR, *_DENSE, "max_q_len"]
     flat = [field for field in fields if getattr(given, field) is not None]
     if given.metadata is not None:
+        if not isinstance(given.metadata, MLAPlanMetadata):
+            raise TypeError(
+                f"{name}: metadata must be an MLAPlanMetadata, got {type(given.metadata).__name__}"
+            )
         if flat:
             raise ValueError(
                 f"{name}: metadata and {flat[0]} were both given; give the batch in one form"
@@ -179,7 +183,7 @@ def list_of_pages(
     Rows that do not begin at multiples of one step of at least their length are copied.
     """
     batch, width = block_tables.shape
-    step = block_tables.stride(0) if batch > 1 else width
+    step = block_tables.stride(0) if batch > 1 and width else width
     if (width > 1 and block_tables.stride(1) != 1) or step < width:
         block_tables, step = block_tables.contiguous(), width
     indices = (

@@ -66,6 +66,8 @@ class Contract(NamedTuple):
         if lse[0] is False and lse[1] is None and lse[2] is False:
             lse_mode = "none"
         else:
+            names = ("return_lse", "lse", "return_lse_base_on_e")
+            type(w)._run_arguments.check(dict(zip(names, lse)))
             lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
         is_dynamic = self.is_flat_csr and self.lse_mode == "none"
         if lse_mode != self.lse_mode and not is_dynamic:

@@ -30,16 +30,14 @@ from precast._ops.mla.formula import attend_pages
 
 
 class TableCall(NamedTuple):
-    """The arguments of an export over a block table, in its order."""
+    """The arguments of an export over a block table by name."""
 
     query: torch.Tensor
     kv_cache: torch.Tensor
     out: torch.Tensor
-    lse: torch.Tensor | None
     workspace_buffer: torch.Tensor
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
-    cum_seq_lens_q: torch.Tensor | None  # None: every request has q_len queries
     sinks: torch.Tensor | None
     kv_lora_rank: int
     q_len: int  # the most queries of a request; 0 is unknown
@@ -47,6 +45,8 @@ class TableCall(NamedTuple):
     out_scale: float
     qk_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
+    lse: torch.Tensor | None = None
+    cum_seq_lens_q: torch.Tensor | None = None  # None: every request has q_len queries
     lse_base_e: bool = False
     enable_pdl: bool = True
 
@@ -64,30 +64,53 @@ class TableCall(NamedTuple):
         return bounds
 
 
-def table_export(function: str) -> Export:
+#: What only a function with a log-sum-exp has: it takes requests of different lengths, too.
+_MORE = "lse!?:f32[tokens,heads] cum_seq_lens_q?:i32[batch+1] lse_base_e:bool"
+
+
+def _of_request(x: torch.Tensor, q_len: int, cum_seq_lens_q: torch.Tensor | None) -> torch.Tensor:
+    """Return the rows of all tokens as callers give them."""
+    return x.unflatten(0, (-1, q_len)) if cum_seq_lens_q is None else x
+
+
+def table_export(function: str, has_lse: bool = False) -> Export:
     """Declare MLA over a block table for a public function."""
     words = Words(function, q_bounds="cum_seq_lens_q")
+    more = ("lse", "cum_seq_lens_q", "lse_base_e")
+    fields = [name for name in TableCall._fields if has_lse or name not in more]
+    derived: dict[str, Callable[..., Any]] = {
+        # A scale is a number or on the device.
+        "bmm1_scale": lambda sm_scale, qk_scale: sm_scale if qk_scale is None else qk_scale,
+        "bmm2_scale": lambda out_scale, v_scale: out_scale if v_scale is None else v_scale,
+        "qk_rope_head_dim": lambda query, kv_lora_rank: query.shape[-1] - kv_lora_rank,
+    }
+    if has_lse:
+        derived["query"] = lambda query, q_len, cum_seq_lens_q: _of_request(
+            query, q_len, cum_seq_lens_q
+        )
+        derived["max_q_len"] = lambda q_len, cum_seq_lens_q: (
+            None if cum_seq_lens_q is None else q_len or None
+        )
+        derived["return_lse"] = lambda lse: lse is not None
+        derived["return_lse_base"] = lambda lse_base_e: "basee" if lse_base_e else None
+    else:
+        derived["query"] = lambda query, q_len: _of_request(query, q_len, None)
     return Export(
         "mla",
         "run_mla",
         "query:T=f16|bf16|f32[tokens,heads,head_dim_qk] "
         "kv_cache:U=e4m3|T[pages,page_size,head_dim_qk] out!:T[tokens,heads,kv_lora_rank] "
-        "lse!?:f32[tokens,heads] workspace_buffer!:u8|i8[bytes] "
-        "block_tables:i32[table_rows,table_width] seq_lens:i32[batch] "
-        "cum_seq_lens_q?:i32[batch+1] sinks?:f32[heads] kv_lora_rank:int q_len:int "
-        "sm_scale:float(finite) out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.] "
-        "lse_base_e:bool enable_pdl:pdl",
+        "workspace_buffer!:u8|i8[bytes] block_tables:i32[table_rows,table_width] "
+        "seq_lens:i32[batch] sinks?:f32[heads] kv_lora_rank:int q_len:int sm_scale:float(finite) "
+        f"out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.] {_MORE if has_lse else ''} "
+        "enable_pdl:pdl",
         key="kv_lora_rank, query.shape[-1] - kv_lora_rank, query.get_device()",
-        around=functools.partial(_run, words),
+        around=functools.partial(_run, words, fields),
         write=lambda **given: _write(_call(given)),
         check=lambda **given: _check(words, _call(given)),
         function=function,
         torch_name=function,
-        derived={
-            # A scale is a number or on the device.
-            "bmm1_scale": lambda sm_scale, qk_scale: sm_scale if qk_scale is None else qk_scale,
-            "bmm2_scale": lambda out_scale, v_scale: out_scale if v_scale is None else v_scale,
-        },
+        derived=derived,
     )
 
 
@@ -117,9 +140,9 @@ def _shape(c: TableCall) -> PlanShape:
     return shape._replace(block_m=tiles.block_m(shape, c.q_len or None, tokens, device))
 
 
-def _run(words: Words, run: Callable[..., None], *args: Any) -> None:
-    """Plan and run; ``args`` are the export's."""
-    c = TableCall(*args)
+def _run(words: Words, fields: list[str], run: Callable[..., None], *args: Any) -> None:
+    """Plan and run; ``args`` are the export's, ``fields`` their names."""
+    c = TableCall(**dict(zip(fields, args)))
     device = c.query.get_device()
     key = (
         *("mla", c.query.shape, c.query.dtype, c.kv_cache.shape, c.kv_cache.dtype),

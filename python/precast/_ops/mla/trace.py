@@ -32,7 +32,7 @@ _USUAL = [
     _Form(lse=True),
     _Form(has_kpe=False),
     _Form(is_fp8=True),
-    _Form(is_fp8=True, has_scale_arr=True),
+    _Form(is_fp8=True, has_scale_arr=True, lse=True, sinks=True),
     _Form(lse=True, sinks=True),
 ]
 

@@ -33,6 +33,8 @@ _REQUIRED = (
     *("num_heads", "head_dim_ckv", "head_dim_kpe", "page_size", "causal", "sm_scale"),
     *("q_data_type", "kv_data_type"),
 )
+#: Arguments of plan() whose truth counts.
+_FLAGS = ("causal", "use_profiler", "skip_softmax", "enable_pdl", "use_sinks")
 #: The words of options.
 _WORDS = {
     "query_layout": ("split", "packed"),
@@ -230,7 +232,7 @@ class BatchMLAPagedAttentionWrapper(AttentionWrapper):
         )
 
     @precast_api
-    @gathers(_plan_mla, ("causal", "use_profiler", "skip_softmax", "enable_pdl", "use_sinks"))
+    @gathers(_plan_mla, (*_FLAGS, "max_q_len"))
     def plan(
         self,
         qo_indptr: torch.Tensor | None = None,
@@ -378,6 +380,7 @@ class BatchMLAPagedAttentionWrapper(AttentionWrapper):
 
         Nothing is waited for, so this can be part of a CUDA graph.
         """
+        type(self)._run_arguments.check({"kv_len": kv_len, "page_table": page_table})
         name, plan = f"{self._name}.run", self._packed_plan()
         batch = plan.shape.batch_size
         lengths = Tables(kv_len=kv_len)
