@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from code_params import E5M2_PARAM
+from mla_pages import Batch
 from sanitize_calls import PAIRS, calls, copied, expected, shifted
 
 import precast
@@ -126,4 +127,28 @@ def test_attention_for_hopper(
     torch.cuda.synchronize()
     assert wrapper._plan.shape.sm90
     assert wrapper._plan.multiplies_fp8 == (is_fp8 and dims != (96, 96))
+    assert out.isfinite().all()
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs compute capability 9.0",
+)
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("dtypes", HOPPER_DTYPES[:3], ids=str)
+@pytest.mark.parametrize("head_dims", [(512, 64), (512, 0)], ids=str)
+def test_mla_for_hopper(
+    head_dims: tuple[int, int],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    page_size: int,
+    generator: Any,
+) -> None:
+    """Odd and even numbers of KV blocks, ends of blocks, splits, and several tiles of a CTA."""
+    lens = [*range(60, 460, 3), 3000]
+    queries = [1] * (len(lens) - 1) + [5]
+    batch = Batch(queries, lens, generator, 16, head_dims, *dtypes)
+    wrapper, arguments = batch.wrapper(page_size, generator, "fa3", True)
+    out = wrapper.run(**arguments)
+    torch.cuda.synchronize()
+    assert wrapper._plan.shape.sm90
     assert out.isfinite().all()

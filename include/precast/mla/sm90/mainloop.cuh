@@ -111,9 +111,9 @@ class MlaConsumer {
     for (; i + 1 < blocks; i += 2) {
       const Stage own = own_stage(i), other = other_stage(i + 1);
       start_block(block, blocks, i, own, acc_o);
-      wait_for_p(other);
       finish_products(acc_o);
       release_half(own);
+      wait_for_p(other);
       if (adopt_statistics(blocks, i + 1, other)) rows_.rescale(acc_o);
       multiply_other(other, acc_o);
       finish_products(acc_o);
@@ -230,9 +230,9 @@ class MlaConsumer {
 
   // -- Products -----------------------------------------------------------------------------------
 
-  // The descriptor of panels; V reads the next panel as its next columns.
+  // The descriptor of a panel whose rows are contiguous along k.
   static __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
-    return wgmma_descriptor(address, Tile::Panel::kAtomBytes, Tile::kPanelBytes);
+    return wgmma_descriptor(address, Tile::Panel::kAtomBytes);
   }
 
   // Starts Q K^T of a block of this consumer, panel by panel as they come.
@@ -260,7 +260,8 @@ class MlaConsumer {
   // V of 16 tokens: this consumer's columns.
   __device__ __forceinline__ uint64_t values(const Stage& stage, int step) const {
     const int half = kSide * Tile::kHalfPanels * Tile::kPanelBytes;
-    return descriptor(buffers_.stage(stage.index) + half) +
+    return wgmma_descriptor(buffers_.stage(stage.index) + half, Tile::Panel::kAtomBytes,
+                            Tile::kPanelBytes) +
            (step * 2 * Tile::Panel::kAtomBytes >> 4);
   }
 

@@ -154,7 +154,8 @@ class MlaCopyProducer : MlaProducer<Tile> {
     const auto look_up = [&](int32_t begin) {
       return row < Tile::kBlockN ? this->find_page(work, begin + row) : 0;
     };
-    // The page of a lane's box is looked up while the block before is copied.
+    // The page of a lane's box is looked up behind the copies of the block before, for which they
+    // need not wait.
     uint32_t next_page = look_up(first_token<Tile>(work, blocks, 0));
 #pragma unroll 1
     for (int32_t i = 0; i < blocks; ++i) {
@@ -163,7 +164,6 @@ class MlaCopyProducer : MlaProducer<Tile> {
       const int boxes = (min(Tile::kBlockN, work.kv_end - begin) + rows - 1) / rows;
       const MlaStage<Tile> stage = this->stage_of(i);
       const uint32_t target = buffers_.stage(stage.index) + row * 128;
-      if (i + 1 < blocks) next_page = look_up(begin - Tile::kBlockN);
       const auto copies = [&](int panel) { return panel % kWarps == warp; };
       for_each_panel(stage, copies, [&](int panel) {
         uint64_t* const full = &shared_.full[stage.index][panel];
@@ -174,6 +174,7 @@ class MlaCopyProducer : MlaProducer<Tile> {
         copy_box(target + panel * Tile::kPanelBytes, is_kpe ? &params_.kpe : &params_.ckv, full,
                  is_kpe ? 0 : panel * Tile::kPanelColumns, entry, page, 0);
       });
+      if (i + 1 < blocks) next_page = look_up(begin - Tile::kBlockN);
     }
   }
 
@@ -199,7 +200,6 @@ class MlaCopyProducer : MlaProducer<Tile> {
         }
       };
       find_rows(p_.v);
-      if (i + 1 < blocks) next_page = this->find_page(work, begin - Tile::kBlockN + own_row);
       const auto copies = [](int) { return true; };
       for_each_panel(stage, copies, [&](int panel) {
         if (panel == Tile::kCkvPanels) find_rows(p_.k);
@@ -213,6 +213,7 @@ class MlaCopyProducer : MlaProducer<Tile> {
         }
         cp_async_arrive(&shared_.full[stage.index][panel]);
       });
+      if (i + 1 < blocks) next_page = this->find_page(work, begin - Tile::kBlockN + own_row);
     }
   }
 };
