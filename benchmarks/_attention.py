@@ -101,7 +101,7 @@ class Batch(NamedTuple):
         pages = [-(-n // self.page) for n in self.lengths]
         shape = sum(pages), self.page, self.kv_heads
         q = self._queries()
-        indptr = _starts(pages, q.device)
+        indptr = starts(pages, q.device)
         last = [n - (p - 1) * self.page for n, p in zip(self.lengths, pages, strict=True)]
         last_page_len = torch.tensor(last, dtype=torch.int32, device=q.device)
         indices = torch.randperm(sum(pages), device=q.device).int()
@@ -110,12 +110,12 @@ class Batch(NamedTuple):
     def paged(self) -> Arguments:
         """The same, and where the queries of each request start."""
         q, k, v, *table = self.decode()
-        return q, k, v, _starts(self.queries, q.device), *table
+        return q, k, v, starts(self.queries, q.device), *table
 
     def ragged(self) -> Arguments:
         """Queries, keys and values of all requests one after the other, and the start of each."""
         q = self._queries()
-        bounds = _starts(self.queries, q.device), _starts(self.lengths, q.device)
+        bounds = starts(self.queries, q.device), starts(self.lengths, q.device)
         return q, *self._cache((sum(self.lengths), self.kv_heads)), *bounds
 
     def _queries(self) -> torch.Tensor:
@@ -239,7 +239,7 @@ def zipf(requests: int = 64, longest: int = 32768, shortest: int = 128) -> list[
     return lengths
 
 
-def _starts(counts: Sequence[int], device: torch.device) -> torch.Tensor:
+def starts(counts: Sequence[int], device: torch.device) -> torch.Tensor:
     starts = [*itertools.accumulate(counts, initial=0)]
     return torch.tensor(starts, dtype=torch.int32, device=device)
 

@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "BatchPrefillWithRaggedKVCacheWrapper": {"backend": "fa2"},
     "BlockSparseAttentionWrapper": {"backend": "fa2"},
     "VariableBlockSparseAttentionWrapper": {"backend": "fa2"},
+    "BatchMLAPagedAttentionWrapper": {"backend": "fa2"},
 }
 
 

@@ -221,6 +221,40 @@ def test_fa3_and_cudnn_take_what_they_can(
     assert adapt(_first(benchmarks, "scale", "scale"), "scale") is None
 
 
+def test_flashmla_gets_whole_rows_and_a_block_table(
+    benchmarks: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In reference mode ours computes the same from the halves."""
+    called: dict[str, Any] = {}
+    module = ModuleType("flash_mla")
+
+    def with_cache(q: torch.Tensor, cache: torch.Tensor, *given: Any, **options: Any) -> Any:
+        called.update(options, q=q, cache=cache, given=given)
+        return q[..., :512], None
+
+    module.get_mla_metadata = lambda: ("metadata", None)  # type: ignore[attr-defined]
+    module.flash_mla_with_kvcache = with_cache  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_mla", module)
+    adapt, op = benchmarks("peers.flashmla").adapt, "BatchMLAPagedAttentionWrapper"
+    batch = benchmarks("bench_mla").Batch(16, 2, 128, *[torch.bfloat16] * 2, queries=4)
+    case = _first(benchmarks, "mla", op)._replace(make=batch.make, bind=batch.run)
+    q, cache, _, _, pages, lens = args = case.make()
+    out = adapt(case, "mla")(*args)
+    assert out.shape == (8, 16, 512)
+    assert torch.equal(called["q"], q.view(2, 4, 16, 576))
+    assert torch.equal(called["cache"], cache.unsqueeze(2))
+    table, lengths, *rest = called["given"]
+    assert torch.equal(table, pages.view(2, 2))
+    assert lengths is lens
+    assert rest == [512, "metadata", None]
+    assert (called["causal"], called["use_legacy"]) == (True, True)
+    for other in (batch._replace(page=16), batch._replace(kv_dtype=torch.float8_e4m3fn)):
+        args = other.make()
+        with pytest.raises(ValueError, match="no kernel for this page size, or for this cache"):
+            adapt(case._replace(bind=other.run), "mla")(*args)
+    assert adapt(_first(benchmarks, "scale", "scale"), "scale") is None
+
+
 @pytest.mark.parametrize(
     "path", sorted((BENCHMARKS / "testlists").glob("*.txt")), ids=lambda path: path.stem
 )

@@ -21,8 +21,9 @@ from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 
 __all__ = ["benchmarks", "on_cpu"]
 #: Several processes measure these, in a program for each: bench_allreduce.py and
-#: bench_custom_all_reduce.py. The cases of e4m3 on Hopper are in bench_attention_sm90.py.
-ELSEWHERE = {"allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8"}
+#: bench_custom_all_reduce.py. The cases of e4m3 on Hopper are in bench_attention_sm90.py, and MLA
+#: runs on its kernels of Hopper in bench_mla.py.
+ELSEWHERE = {"allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90"}
 FAMILIES = sorted({kernel.op for kernel in kernels().values()} - ELSEWHERE)
 #: A function with kernels of two families is measured with the one that has its name, or the first.
 FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in reversed(kernels().values())}
@@ -342,7 +343,7 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
         (
             ["--peers", "nope"],
             "--peers: unknown nope; legal: fa3, flashinfer, flashinfer_auto, "
-            "flashinfer_cuda_cores, parts, without, compile, cudnn, torch, none",
+            "flashinfer_cuda_cores, flashmla, parts, without, compile, cudnn, torch, none",
         ),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case matches --op and --shape"),
@@ -430,7 +431,7 @@ def test_a_peer_is_found_when_its_adapter_and_its_package_are_there(
     (tmp_path / "made_up.py").write_text(adapter.replace("flashinfer", "made_up_kernels"))
     monkeypatch.setattr(peers, "__path__", [*peers.__path__, str(tmp_path)])
     peers.names.cache_clear()
-    libraries = ["fa3", "flashinfer", "flashinfer_auto", "flashinfer_cuda_cores"]
+    libraries = ["fa3", "flashinfer", "flashinfer_auto", "flashinfer_cuda_cores", "flashmla"]
     libraries += ["made_up", "parts", "without"]
     assert peers.names() == (*libraries, "compile", "cudnn", "torch")
     case = harness.Case("scale", "[2]", 8, tuple, lambda fn: lambda x: fn(x, 3.0), None)
