@@ -236,7 +236,10 @@ template <typename T, int kColumns, bool kNew>
 MmaLaunch launch_of(bool a_registers) {
   constexpr int kThreads = (kWarpgroups<kColumns, kNew> + 1) * kWarpgroupSize;
   if (!a_registers) return {MmaKernel<T, kColumns, kNew, false>, kThreads};
-  if constexpr (kColumns >= 64) return {MmaKernel<T, kColumns, kNew, true>, kThreads};
+  // No kernel has A in registers beside other numbers of columns.
+  if constexpr (kColumns == 64 || kColumns == 128 || kColumns == 256) {
+    return {MmaKernel<T, kColumns, kNew, true>, kThreads};
+  }
   return {};
 }
 
@@ -259,8 +262,14 @@ MmaLaunch launch_of(bool is_fp8, int64_t columns, bool is_new, bool a_registers)
       return fp8_launch_of<32>(is_new, a_registers);
     case 64:
       return fp8_launch_of<64>(is_new, a_registers);
+    case 96:
+      return fp8_launch_of<96>(is_new, a_registers);
     case 128:
       return fp8_launch_of<128>(is_new, a_registers);
+    case 160:
+      return fp8_launch_of<160>(is_new, a_registers);
+    case 192:
+      return fp8_launch_of<192>(is_new, a_registers);
     case 256:
       return fp8_launch_of<256>(is_new, a_registers);
     default:

@@ -77,6 +77,16 @@ from precast._ops.elementwise.concat_mla_kv_quant_fp8 import (
 )
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
+from precast._ops.gemm.fp8_gemm import gemm_fp8_nt_groupwise as gemm_fp8_nt_groupwise
+from precast._ops.gemm.fp8_grouped import (
+    batch_deepgemm_fp8_nt_groupwise as batch_deepgemm_fp8_nt_groupwise,
+)
+from precast._ops.gemm.fp8_grouped import (
+    group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_groupwise,
+)
+from precast._ops.gemm.fp8_grouped import (
+    group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise,
+)
 from precast._ops.gemm.router import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
 from precast._ops.gemm.router import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from precast._ops.gemm.tinygemm import tinygemm_bf16 as tinygemm_bf16

@@ -1,8 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices: linear layers and routers of few rows, bound by reading the weight."""
+"""Products of matrices: e4m3 with scales of blocks; linear layers and routers of few rows."""
 
 from __future__ import annotations
 
+from precast._ops.gemm.fp8_gemm import (
+    gemm_fp8_nt_blockscaled,
+    gemm_fp8_nt_groupwise,
+    gemm_fp8_nt_groupwise_reference,
+)
+from precast._ops.gemm.fp8_grouped import (
+    batch_deepgemm_fp8_nt_groupwise,
+    batch_deepgemm_fp8_nt_groupwise_reference,
+    group_deepgemm_fp8_nt_groupwise,
+    group_deepgemm_fp8_nt_groupwise_reference,
+    group_gemm_fp8_nt_groupwise,
+    group_gemm_fp8_nt_groupwise_reference,
+)
 from precast._ops.gemm.router import (
     mm_M1_16_K7168_N128,
     mm_M1_16_K7168_N128_reference,
@@ -12,6 +25,15 @@ from precast._ops.gemm.router import (
 from precast._ops.gemm.tinygemm import tinygemm_bf16, tinygemm_bf16_reference
 
 __all__ = [
+    "batch_deepgemm_fp8_nt_groupwise",
+    "batch_deepgemm_fp8_nt_groupwise_reference",
+    "gemm_fp8_nt_blockscaled",
+    "gemm_fp8_nt_groupwise",
+    "gemm_fp8_nt_groupwise_reference",
+    "group_deepgemm_fp8_nt_groupwise",
+    "group_deepgemm_fp8_nt_groupwise_reference",
+    "group_gemm_fp8_nt_groupwise",
+    "group_gemm_fp8_nt_groupwise_reference",
     "mm_M1_16_K7168_N128",
     "mm_M1_16_K7168_N128_reference",
     "mm_M1_16_K7168_N256",

@@ -195,15 +195,19 @@ template <typename T, int kColumns, bool kTransposedB>
 auto mma_kernel(bool is_new, bool a_registers) {
   constexpr bool kIsFp8 = sizeof(T) == 1;
   void (*kernel)(MmaParams) = nullptr;
+  // Some columns are for A in shared memory alone, others for A in registers.
+  constexpr bool kIsOfSums = kColumns == 8 || kColumns == 72 || kColumns == 136;
+  constexpr bool kIsPowerOfTwo = kColumns == 64 || kColumns == 128 || kColumns == 256;
+  constexpr bool kAInRegisters = kIsPowerOfTwo || (kIsFp8 ? kIsOfSums : kColumns == 96);
   if (a_registers) {
-    if constexpr (kColumns >= 64 || (kIsFp8 && kColumns == 8))
-      kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
-    if (is_new) kernel = nullptr;
-    if constexpr (kIsFp8 && (kColumns >= 64 || kColumns == 8)) {
-      if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
+    if constexpr (kAInRegisters) {
+      if (!is_new) kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
+      if constexpr (kIsFp8) {
+        if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
+      }
     }
-  } else if constexpr (kColumns == 96 || kColumns == 72 || kColumns == 136) {
-    return kernel;  // there is A in registers alone
+  } else if constexpr (kIsFp8 ? kColumns == 72 || kColumns == 136 : kColumns == 96) {
+    return kernel;
   } else if constexpr (kIsFp8 || kColumns <= 128) {
     kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
                     : MmaKernel<T, kColumns, false, false, kTransposedB>;
@@ -237,8 +241,14 @@ void launch_mma_of_type(const MmaCall& call) {
         return launch_mma<T, 32>(call);
       case 72:
         return launch_mma<T, 72>(call);
+      case 96:
+        return launch_mma<T, 96>(call);
       case 136:
         return launch_mma<T, 136>(call);
+      case 160:
+        return launch_mma<T, 160>(call);
+      case 192:
+        return launch_mma<T, 192>(call);
     }
   }
   if constexpr (sizeof(T) == 2) {

@@ -59,6 +59,13 @@ __device__ __forceinline__ void cp_async(uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
+// Starts a copy of one word. If `exists` is false, it writes zero and reads nothing.
+__device__ __forceinline__ void cp_async_word(uint32_t target, const void* source, bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source),
+               "r"(exists ? 4 : 0)
+               : "memory");
+}
+
 // Waits for all copies of the thread, committed or not.
 __device__ __forceinline__ void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");

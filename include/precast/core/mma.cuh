@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warp-level matrix multiplication: mma.m16n8k16 with 16-bit operands and fp32 accumulators, and
-// the ldmatrix loads of its operands.
+// the ldmatrix loads of its operands; transposition in registers.
 //
 // Lane l = 4 g + q holds these fragments; a register holds two numbers, the first in the low half:
 //   A [16, 16]  a[0]: row g, columns 2 q and 2 q + 1    a[1]: row g + 8    a[2], a[3]: columns + 8
@@ -32,6 +32,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
+}
+
+// Transposes a matrix of 8 x 8 16-bit numbers: a lane gives row l / 4, columns 2 (l % 4) and 2 (l %
+// 4) + 1, and gets column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(x));
+  return transposed;
 }
 
 // c += a * b

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from precast._plan import wgmma
+from precast._plan import gemm_costs, wgmma
 from precast._plan.config import OpConfig
 from precast._plan.places import checkout_root, write_if_different
 from precast._plan.planner import Plan
@@ -30,6 +30,7 @@ def headers(plan: Plan) -> dict[str, str]:
     found = {
         "include/precast/core/target_traits.cuh": _target_traits(plan),
         "include/precast/core/sm90/wgmma.cuh": _header(wgmma.SOURCE, wgmma.body()),
+        "include/precast/gemm/sm90/costs.cuh": _header(gemm_costs.SOURCE, gemm_costs.body()),
     }
     for op in plan.config.ops.values():
         if op.tiles is not None:

@@ -18,8 +18,8 @@ _FORMS_16: _Forms = {
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.
 _FORMS_8: _Forms = {
-    ("new", "ss"): (8, 16, 32, 64, 128, 256),
-    ("add", "ss"): (8, 16, 32, 64, 128, 256),
+    ("new", "ss"): (8, 16, 32, 64, 96, 128, 160, 192, 256),
+    ("add", "ss"): (8, 16, 32, 64, 96, 128, 160, 192, 256),
     ("new", "rs"): (8, 64, 72, 128, 136, 256),
     ("add", "rs"): (8, 64, 72, 128, 136, 256),
 }

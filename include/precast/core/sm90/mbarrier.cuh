@@ -74,6 +74,21 @@ __device__ __forceinline__ void mbarrier_arrive_of_warp(uint64_t* barrier) {
 #endif
 }
 
+// Arrives at the mbarrier of CTA `rank` of the cluster that has the address of `barrier`. That CTA
+// must have initialised it and must not have exited, so cluster barriers stand before and after.
+__device__ __forceinline__ void mbarrier_arrive_in_cta(uint64_t* barrier, uint32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+#endif
+}
+
 // Whether the phase of the mbarrier with this parity is complete; does not wait.
 __device__ __forceinline__ bool mbarrier_test_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t is_complete = 1;

@@ -138,6 +138,17 @@ __device__ __forceinline__ uint64_t evict_last_policy() {
 // of the tensor. kKeeps: L2 keeps it longest.
 template <bool kKeeps = false>
 __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
+                                         int c0, int c1, int c2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4}], [%5];" ::"r"(target),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
                                          int c0, int c1, int c2, int c3) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if constexpr (kKeeps) {
@@ -174,6 +185,21 @@ __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, 
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(target),
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+// The same copy to the shared memory of several CTAs of the cluster, those whose bits are set in
+// `ctas`. In each of them the box lies at `target`, and completes on the mbarrier at the address of
+// `barrier`.
+__device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMap* map,
+                                                 uint64_t* barrier, uint16_t ctas, int c0, int c1,
+                                                 int c2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "h"(ctas)
       : "memory");
 #endif
 }

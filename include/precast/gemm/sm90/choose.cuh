@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles that the block-scaled GEMM for sm_90a is compiled for, and which of them a problem
+// takes, by a model of its time. Host code without CUDA; the same problem always gets the same
+// answer.
+//
+// The model: a CTA computes one tile after the other, and a tile block of the depth by block. A
+// block takes the longest of the tensor cores, of the sums (which one warpgroup computes while
+// another multiplies, or beside its own next product) and of its operands' way from L2. The launch
+// takes at least the reading of everything from memory.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "precast/gemm/fp8_params.cuh"
+#include "precast/gemm/sm90/costs.cuh"
+
+namespace precast {
+
+// What the CTAs of a cluster do together.
+enum class ClusterUse : int {
+  none,
+  shares_a,  // two tiles of the same tokens; each CTA copies half of their `a` to both
+  shares_b,  // two tiles of the same columns of the weight; the same for `b`
+  splits_k,  // one tile; each CTA multiplies a part of the depth
+};
+
+struct Fp8TileShape {
+  int rows;  // 64 for each consumer warpgroup
+  int columns;
+  bool swapped;  // rows are columns of the weight, and columns are tokens
+
+  constexpr int tokens() const { return swapped ? columns : rows; }
+  constexpr int weights() const { return swapped ? rows : columns; }
+};
+
+// The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
+constexpr Fp8TileShape kFp8Tiles[] = {
+    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false},
+    {128, 64, false},  {128, 64, true},   {128, 32, true},   {128, 16, true},
+    {64, 128, true},   {64, 64, true},    {64, 32, true},    {64, 16, true},
+};
+constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
+
+// Whether a warpgroup multiplies the next block of the depth while it adds the last one. It takes a
+// second accumulator, for which registers are too few if there are many columns.
+constexpr bool fp8_tile_overlaps(int columns) { return columns <= 96; }
+
+struct Fp8ClusterShape {
+  ClusterUse use;
+  int ctas;
+};
+constexpr Fp8ClusterShape kFp8Clusters[] = {
+    {ClusterUse::none, 1},     {ClusterUse::shares_a, 2}, {ClusterUse::shares_b, 2},
+    {ClusterUse::splits_k, 2}, {ClusterUse::splits_k, 4}, {ClusterUse::splits_k, 8},
+};
+constexpr int kNumFp8Clusters = sizeof(kFp8Clusters) / sizeof(kFp8Clusters[0]);
+constexpr int kNumFp8Choices = kNumFp8Tiles * kNumFp8Clusters;
+
+// A tile and a kind of cluster; `number` is below kNumFp8Choices.
+struct Fp8GemmChoice {
+  int tile;
+  int cluster;
+  double clocks;
+
+  static constexpr Fp8GemmChoice of(int number) {
+    return {number / kNumFp8Clusters, number % kNumFp8Clusters, 0.0};
+  }
+  constexpr int number() const { return tile * kNumFp8Clusters + cluster; }
+  constexpr const Fp8TileShape& shape() const { return kFp8Tiles[tile]; }
+  constexpr const Fp8ClusterShape& clusters() const { return kFp8Clusters[cluster]; }
+};
+
+struct Fp8GemmProblem {
+  TokenGroups kind;
+  int groups;
+  int tokens;  // of a group, as far as the host knows
+  int columns;
+  int depth;
+  int sms;
+};
+
+// Whether a choice computes a kind of problem at all. Two neighbouring tiles of tokens may have
+// different weights if each token says its own; and CTAs that split the depth know how many tiles
+// there are.
+constexpr bool is_legal(const Fp8GemmChoice& choice, TokenGroups kind) {
+  const ClusterUse use = choice.clusters().use;
+  if (use == ClusterUse::shares_b) return kind != TokenGroups::blocks;
+  if (use == ClusterUse::splits_k) return kind == TokenGroups::equal;
+  return true;
+}
+
+// The most units that a launch has: kernels count them, and a cluster adds its step, in 32 bits.
+constexpr int64_t kMostFp8Units = int64_t(1) << 30;
+
+// Units, the tiles of a cluster, of a group.
+struct Fp8GemmUnits {
+  int tokens, columns;
+
+  constexpr Fp8GemmUnits(const Fp8GemmChoice& choice, int tokens_of_group, int all_columns)
+      : tokens(ceil_div(
+            tokens_of_group,
+            choice.shape().tokens() * (choice.clusters().use == ClusterUse::shares_b ? 2 : 1))),
+        columns(ceil_div(
+            all_columns,
+            choice.shape().weights() * (choice.clusters().use == ClusterUse::shares_a ? 2 : 1))) {}
+};
+
+// The clocks that the model expects.
+inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem) {
+  const Fp8GemmCosts costs;
+  const Fp8TileShape& tile = choice.shape();
+  const Fp8ClusterShape& cluster = choice.clusters();
+  const int consumers = tile.rows / 64;
+  // 32 of the depth are one wgmma, whose operands come from shared memory.
+  const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
+  const double multiply = 4 * wgmma;
+  const double add = costs.add + costs.add_register * tile.columns / 2;
+  double block = consumers * multiply;
+  if (fp8_tile_overlaps(tile.columns)) {
+    block = std::max(block, add);
+  } else {
+    block = std::max(block, multiply + add);
+  }
+  const bool shares_a = cluster.use == ClusterUse::shares_a;
+  const bool shares_b = cluster.use == ClusterUse::shares_b;
+  const double bytes =
+      128.0 * (tile.tokens() / (shares_a ? 2.0 : 1.0) + tile.weights() / (shares_b ? 2.0 : 1.0));
+  block = std::max(block, bytes / costs.l2_bytes);
+  if (shares_a || shares_b) block *= 1 + costs.share;
+
+  const int depth_blocks = ceil_div(problem.depth, kFp8Block);
+  const bool splits = cluster.use == ClusterUse::splits_k;
+  const int parts = splits ? cluster.ctas : 1;
+  double of_tile =
+      ceil_div(depth_blocks, parts) * block + costs.tile + costs.tile_column * tile.columns;
+  if (splits) {
+    of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
+  }
+  const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
+  const double all = double(problem.groups) * units.tokens * units.columns;
+  const double waves = std::ceil(all / std::max(1, problem.sms / cluster.ctas));
+  const double depth = problem.depth, groups = problem.groups;
+  const double read =
+      groups *
+      (depth * problem.tokens + depth * problem.columns + 2.0 * problem.tokens * problem.columns) /
+      costs.dram_bytes;
+  return costs.start + std::max(waves * of_tile, read);
+}
+
+// The choice that the model expects to be the fastest; the first one of equals.
+inline Fp8GemmChoice choose_fp8_gemm(const Fp8GemmProblem& problem) {
+  Fp8GemmChoice best = {};
+  for (int number = 0; number < kNumFp8Choices; ++number) {
+    Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+    if (!is_legal(choice, problem.kind)) continue;
+    choice.clocks = fp8_gemm_clocks(choice, problem);
+    if (number == 0 || choice.clocks < best.clocks) best = choice;
+  }
+  return best;
+}
+
+// Units in a band of the tokens, so that the tiles that are computed at a time form about a square:
+// then they read the fewest bytes.
+inline int fp8_gemm_band(const Fp8GemmChoice& choice, int token_units, int sms) {
+  const double clusters = std::max(1, sms / choice.clusters().ctas);
+  const double tokens =
+      choice.shape().tokens() * (choice.clusters().use == ClusterUse::shares_b ? 2.0 : 1.0);
+  const double columns =
+      choice.shape().weights() * (choice.clusters().use == ClusterUse::shares_a ? 2.0 : 1.0);
+  const int band = static_cast<int>(std::lround(std::sqrt(clusters * columns / tokens)));
+  return std::max(1, std::min(band, token_units));
+}
+
+// Where a unit of a group lies, counted in units.
+struct UnitPlace {
+  int token, column;
+};
+
+// Units are numbered in bands along the tokens, in a band column by column.
+PRECAST_HOST_DEVICE constexpr UnitPlace place_unit(int unit, int token_units, int column_units,
+                                                   int band) {
+  const int units_of_band = band * column_units;
+  const int number = unit / units_of_band, in_band = unit - number * units_of_band;
+  const int left = token_units - number * band;
+  const int height = left < band ? left : band;  // of this band
+  const int column = in_band / height;
+  return {number * band + in_band - column * height, column};
+}
+
+}  // namespace precast

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block-scaled e4m3 GEMM for sm_90a gets from its launcher.
+#pragma once
+
+#include "precast/core/sm90/tensor_map.cuh"
+#include "precast/gemm/sm90/choose.cuh"
+
+namespace precast {
+
+struct Sm90GemmParams {
+  TensorMap a;  // [groups, tokens, depth]
+  TensorMap b;  // [groups, columns, depth]
+  Fp8GemmParams p;
+  ClusterUse use;
+  int cluster_ctas;
+  int depth_blocks;
+  // Units are the tiles of a cluster. Those of a group are numbered in bands of `band` units along
+  // the tokens, in a band column by column, so that what the CTAs read at a time stays in L2.
+  int token_units;  // of a group; not used where its size is on the device
+  int column_units;
+  int band;
+};
+
+}  // namespace precast

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer warps of block-scaled GEMM for sm_90a. One thread copies both operands of a stage by
+// TMA. The lanes of another warp copy the scales word by word with cp.async: so these may have any
+// strides, and need no copy in another layout.
+//
+// A stage is full when the boxes have arrived and the 32 lanes' copies are complete. It is empty
+// when each consumer warp that reads the boxes has left it, in both CTAs if these share one.
+#pragma once
+
+#include "precast/core/cp_async.cuh"
+#include "precast/gemm/sm90/scheduler.cuh"
+#include "precast/gemm/sm90/tile.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+template <typename Tile>
+class Fp8GemmProducer {
+ public:
+  static constexpr uint32_t kArrivals =
+      1 + 32;  // that fill a stage, besides the bytes of the boxes
+
+  __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
+                                             Fp8GemmStorage<Tile>& shared,
+                                             Fp8GemmBuffers<Tile> buffers)
+      : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
+
+  __device__ __forceinline__ void run(int warp) {
+    if (warp == 0) copy_operands();
+    if (warp == 1) copy_scales();
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ void copy_operands() {
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    const bool shares_a = params_.use == ClusterUse::shares_a;
+    const bool shares_b = params_.use == ClusterUse::shares_b;
+    for (GemmTile tile; scheduler.next(tile);) {
+#pragma unroll 1
+      for (int block = depth.begin; block < depth.end; ++block) {
+        if (threadIdx.x % 32 == 0) {
+          shared_.stages.wait_empty(state, "an empty stage for the operands");
+          uint64_t* full = &shared_.stages.full[state.stage];
+          mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+          const uint32_t rows = buffers_.rows(state.stage), columns = buffers_.columns(state.stage);
+          const int k = block * kFp8Block;
+          copy<Tile::kTokens>(Tile::kSwapped ? columns : rows, &params_.a, full, shares_a, k,
+                              tile.token, tile.a_group);
+          copy<Tile::kWeights>(Tile::kSwapped ? rows : columns, &params_.b, full, shares_b, k,
+                               tile.column, tile.b_group);
+        }
+        state.advance();
+      }
+    }
+  }
+
+  // Copies kCount rows of an operand; if two CTAs share them, this one's half to both.
+  template <int kCount>
+  __device__ __forceinline__ void copy(uint32_t target, const TensorMap* map, uint64_t* full,
+                                       bool is_shared, int k, int row, int group) const {
+    if (is_shared) {
+      const int half = static_cast<int>(cluster_rank()) * (kCount / 2);
+      copy_box_to_ctas(target + half * Tile::kRowBytes, map, full, 3, k, row + half, group);
+    } else {
+      copy_box(target, map, full, k, row, group);
+    }
+  }
+
+  // Why offsets of 32 bits: pointers take more registers than a producer has.
+  __device__ __forceinline__ void copy_scales() {
+    constexpr uint32_t kNoToken = 0xffffffffu;
+    constexpr int kPerLane = ceil_div(Tile::kTokens, 32);
+    const int lane = threadIdx.x % 32;
+    const int column_blocks = ceil_div(p_.columns, kFp8Block);
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    for (GemmTile tile; scheduler.next(tile);) {
+      const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
+                              depth.begin * p_.a_scale.depth_stride;
+      uint32_t offset[kPerLane];  // of a token that exists
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const int token = tile.token + i * 32 + lane;
+        offset[i] = token < p_.tokens ? (token >> p_.a_scale.rows_log2) *
+                                            static_cast<uint32_t>(p_.a_scale.block_stride)
+                                      : kNoToken;
+      }
+      const int column_block = tile.column / kFp8Block + lane;
+      const bool has_weight = lane < 2 && column_block < column_blocks;
+      const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
+                               depth.begin * p_.b_scale.depth_stride +
+                               (has_weight ? column_block : 0) * p_.b_scale.block_stride;
+#pragma unroll 1
+      for (int block = depth.begin; block < depth.end; ++block) {
+        shared_.stages.wait_empty(state, "an empty stage for the scales");
+        const uint32_t target = shared_address(shared_.scales[state.stage]) + lane * 4;
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+          if (Tile::kTokens % 32 == 0 || i * 32 + lane < Tile::kTokens) {
+            const bool exists = offset[i] != kNoToken;
+            cp_async_word(target + i * 128, of_group + (exists ? offset[i] : 0), exists);
+          }
+        }
+        of_group += p_.a_scale.depth_stride;
+        if (lane < 2) cp_async_word(target + Tile::kTokens * 4, of_weight, has_weight);
+        of_weight += p_.b_scale.depth_stride;
+        cp_async_arrive(&shared_.stages.full[state.stage]);
+        state.advance();
+      }
+    }
+  }
+
+  const Sm90GemmParams& params_;
+  const Fp8GemmParams& p_;
+  Fp8GemmStorage<Tile>& shared_;
+  Fp8GemmBuffers<Tile> buffers_;
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of block-scaled e4m3 GEMM for sm_90a, and what the warps of a CTA share.
+//
+// wgmma has 64 rows a warpgroup and 8 to 256 columns. Rows of a tile are tokens and columns are
+// those of the weight; for few tokens it is the other way round (swapped), so that the tensor cores
+// do not multiply rows that do not exist.
+//
+// A stage holds 128 bytes of the depth of both operands as TMA writes them: rows of 128 bytes in
+// atoms of eight, swizzled. Beside it are the scales of the tile's tokens, and two of the weight: a
+// tile may begin in one block of 128 columns and end in the next.
+#pragma once
+
+#include "precast/core/sm90/pipeline.cuh"
+#include "precast/core/sm90/warpgroup.cuh"
+#include "precast/core/target_traits.cuh"
+#include "precast/gemm/sm90/choose.cuh"
+
+namespace precast {
+
+#if defined(PRECAST_SM)
+
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped>
+struct Fp8GemmTile {
+  static constexpr int kRows = kRowsOf, kColumns = kColumnsOf;
+  static constexpr bool kSwapped = kIsSwapped;
+  static constexpr int kTokens = kSwapped ? kColumns : kRows;
+  static constexpr int kWeights = kSwapped ? kRows : kColumns;  // columns of the output
+  static constexpr int kConsumers = kRows / 64;
+  static constexpr int kThreads = 128 * kConsumers;  // of the consumers
+  static constexpr int kCtaThreads = 128 + kThreads;
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr bool kOverlaps = fp8_tile_overlaps(kColumns);
+
+  static constexpr int kRowBytes = 128;  // of a stage
+  static constexpr int kRowOperandBytes = kRows * kRowBytes;
+  static constexpr int kStageBytes = (kRows + kColumns) * kRowBytes;
+  static constexpr int kScales = kTokens + 4;  // of a stage; the last two are not used
+  static constexpr int kMostStages = 16;
+  static constexpr int kFitting =
+      (kSharedKibPerCta * 1024 - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
+  static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
+  static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
+  static_assert(kRows % 64 == 0 && kColumns % 16 == 0,
+                "wgmma's rows, and those of an atom in half");
+  static_assert(kWeights <= 256 && kTokens <= 256, "a box has at most 256 rows");
+};
+
+#endif  // PRECAST_SM
+
+#if defined(__CUDACC__)
+
+template <typename Tile>
+struct Fp8GemmStorage {
+  PipelineBarriers<Tile::kStages> stages;
+  alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
+};
+
+// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, then
+// the storage.
+template <typename Tile>
+struct Fp8GemmBuffers {
+  static constexpr int kStorageOffset = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kBytes = kStorageOffset + int(sizeof(Fp8GemmStorage<Tile>));
+
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t rows(int stage) const {
+    return base + stage * Tile::kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t columns(int stage) const {
+    return rows(stage) + Tile::kRowOperandBytes;
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the products of e4m3 matrices with scales of blocks share: reference, checks, layouts.
+
+The checks are those of reference mode, in the words of the bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from precast._base.torch import torch
+
+BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
+#: The largest sizes: kernels number rows with 32 bits.
+MAX_DEPTH, MAX_ROWS = 2**31 - 1 - BLOCK, 2**31 - 1 - 512
+#: Pairs of a tile and a kind of cluster, and kinds of clusters: ``kNumFp8Choices`` and
+#: ``kNumFp8Clusters`` of ``choose.cuh``.
+CHOICES, CLUSTERS = 72, 6
+#: Row strides and addresses of operands and outputs are multiples of so many bytes.
+ROW_BYTES = 16
+#: Whether the scales of `a` and `b` have the depth in their last dimension, by
+#: ``scale_major_mode`` and by FlashInfer's backend where that decides.
+K_MAJOR = {"K": (True, True), "MN": (False, False), None: (True, False)}
+_BACKENDS = ("cutlass", "trtllm", "cutile")
+
+
+def _blocks(size: int, block: int = BLOCK) -> int:
+    return -(-size // block)
+
+
+def scaled_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    a_scale_rows: int,
+) -> torch.Tensor:
+    """``a @ b.T`` in float32: sums of 128 of the depth, each scaled and then added in order.
+
+    Parameters
+    ----------
+    a_scale : torch.Tensor
+        ``[row blocks of a, depth blocks]``.
+    b_scale : torch.Tensor
+        ``[row blocks of b, depth blocks]``, of 128 rows each.
+    a_scale_rows : int
+        The rows of ``a`` that have one scale.
+    """
+    of_row = a_scale.repeat_interleave(a_scale_rows, 0)[: a.shape[0]]
+    of_column = b_scale.repeat_interleave(BLOCK, 0)[: b.shape[0]]
+    sums = a.new_zeros(a.shape[0], b.shape[0], dtype=torch.float32)
+    for i in range(of_row.shape[1]):
+        depth = slice(i * BLOCK, (i + 1) * BLOCK)
+        product = a[:, depth].float() @ b[:, depth].float().T
+        sums += product * (of_row[:, i, None] * of_column[None, :, i])
+    return sums
+
+
+def _check_rows(export: str, name: str, tensor: torch.Tensor) -> None:
+    """Rows are contiguous and start at different multiples of 16 bytes."""
+    strides, shape = tensor.stride(), tensor.shape
+    if shape[-1] > 1 and strides[-1] != 1:
+        raise ValueError(
+            f"{export}: {name} must have stride 1 in its last dimension, got strides "
+            f"{[*strides]}; call .contiguous()"
+        )
+    if tensor.numel() and any(
+        n > 1 and (s <= 0 or s * tensor.element_size() % ROW_BYTES)
+        for s, n in zip(strides[:-1], shape[:-1])
+    ):
+        raise ValueError(
+            f"{export}: {name} must have rows that start at different multiples of {ROW_BYTES} "
+            f"bytes, got strides {[*strides]}; pad the rows"
+        )
+
+
+def _check_scales(
+    export: str,
+    name: str,
+    scales: torch.Tensor,
+    groups: tuple[int, ...],
+    rows: int,
+    depth: int,
+    k_major: bool,
+) -> None:
+    """``rows`` are the blocks of rows, ``groups`` none or their number."""
+    shape = [*groups, rows, _blocks(depth)] if k_major else [*groups, _blocks(depth), rows]
+    if list(scales.shape) != shape:
+        raise ValueError(f"{export}: {name} must have shape {shape}, got {[*scales.shape]}")
+
+
+def check_product(
+    export: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    out: torch.Tensor,
+    a_scale_k_major: bool = True,
+    b_scale_k_major: bool = True,
+    a_scale_rows: int = 1,
+    choice: int = -1,
+    clusters: Collection[int] = range(CLUSTERS),
+) -> None:
+    """Raise what all functions refuse; dtypes, and shapes but those of scales, are checked.
+
+    Parameters
+    ----------
+    clusters : collection of int
+        The kinds of clusters that are legal for this kind of tokens: ``kFp8Clusters``.
+    """
+    (rows, depth), columns = a.shape[-2:], b.shape[-2]
+    if not 0 < depth <= MAX_DEPTH or depth % DEPTH_MULTIPLE:
+        raise ValueError(
+            f"{export}: a must have a positive multiple of {DEPTH_MULTIPLE} columns, got shape "
+            f"{[*a.shape]}"
+        )
+    if columns % COLUMN_MULTIPLE or columns > MAX_ROWS:
+        raise ValueError(
+            f"{export}: b must have a multiple of {COLUMN_MULTIPLE} rows, got shape {[*b.shape]}"
+        )
+    if rows > MAX_ROWS:
+        raise ValueError(f"{export}: a must have at most {MAX_ROWS} rows, got shape {[*a.shape]}")
+    if a_scale_rows not in (1, BLOCK):
+        raise ValueError(f"{export}: a_scale_rows must be 1 or {BLOCK}, got {a_scale_rows}")
+    if choice >= CHOICES or (choice >= 0 and choice % CLUSTERS not in clusters):
+        raise ValueError(
+            f"{export}: choice must be -1 or a tile and cluster for this kind of tokens below "
+            f"{CHOICES}, got {choice}"
+        )
+    _check_rows(export, "a", a)
+    _check_rows(export, "b", b)
+    groups = tuple(b.shape[:-2])
+    of_a = groups if a.dim() == 3 else ()
+    a_rows = _blocks(rows, a_scale_rows)
+    _check_scales(export, "a_scale", a_scale, of_a, a_rows, depth, a_scale_k_major)
+    _check_scales(export, "b_scale", b_scale, groups, _blocks(columns), depth, b_scale_k_major)
+    _check_rows(export, "out", out)
+
+
+def scale_layout(
+    export: str,
+    scale_major_mode: str | None,
+    scale_granularity_mnk: tuple[int, int, int],
+    mma_sm: int = 1,
+    backend: str = "cutlass",
+    rows: Collection[int] = (1, BLOCK),
+) -> tuple[bool, bool, int]:
+    """Return whether the scales of ``a`` and ``b`` are K-major, and the rows of ``a`` with one.
+
+    Raises ValueError for options that are not legal; ``rows`` are the legal numbers of rows.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(
+            f"{export}: backend must be one of {', '.join(map(repr, _BACKENDS))}, got {backend!r}"
+        )
+    if scale_major_mode not in K_MAJOR:
+        raise ValueError(
+            f"{export}: scale_major_mode must be 'MN' or 'K', got {scale_major_mode!r}"
+        )
+    if scale_major_mode is None and backend == "cutlass":
+        raise ValueError(
+            f"{export}: scale_major_mode must be 'MN' or 'K' with backend='cutlass', got None"
+        )
+    if mma_sm not in (1, 2):
+        raise ValueError(f"{export}: mma_sm must be 1 or 2, got {mma_sm!r}")
+    legal = [(count, BLOCK, BLOCK) for count in rows]
+    if tuple(scale_granularity_mnk) not in legal:
+        raise ValueError(
+            f"{export}: scale_granularity_mnk must be {' or '.join(map(str, legal))}, got "
+            f"{scale_granularity_mnk!r}"
+        )
+    if scale_major_mode is None and backend == "cutile":
+        scale_major_mode = "K"
+    return *K_MAJOR[scale_major_mode], scale_granularity_mnk[0]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test on the CPU how the block-scaled GEMM for Hopper chooses and places its tiles.
+
+``fp8_gemm_choice.cpp`` calls the functions that launcher and kernel call.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from build_support import ROOT, run
+
+from precast._jit.toolchain import find_toolchain
+from precast._ops.gemm._fp8 import CHOICES
+
+SOURCE = Path(__file__).with_name("fp8_gemm_choice.cpp")
+HEADER = Path("precast/gemm/sm90/choose.cuh")
+SANITIZED = "-fsanitize=undefined", "-fno-sanitize-recover=all"
+PROBLEMS = 2000
+
+
+def compiled(folder: Path, *include: Path) -> Path:
+    program = folder / SOURCE.stem
+    words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *SANITIZED]
+    folders = [f"-I{path}" for path in (*include, ROOT / "include")]
+    run([find_toolchain().host_compiler, *words, *folders, "-o", program, SOURCE])
+    return program
+
+
+def test_random_problems(tmp_path: Path) -> None:
+    seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(2), "little"))
+    print(f"PRECAST_TEST_SEED={seed}")
+    assert run([compiled(tmp_path), PROBLEMS, seed]).startswith(f"{CHOICES} choices, ")
+
+
+# Each change breaks the header at a point that one check of the program is for.
+BROKEN = {
+    "the last band": ("left < band ? left : band", "left < 0 ? left : band"),
+    "a tile that begins anywhere": ("{128, 192, false}", "{128, 208, false}"),
+    "pairs of tiles": ("ClusterUse::shares_b ? 2 : 1)))", "ClusterUse::shares_b ? 1 : 1)))"),
+    "tiles of neighbours": (
+        "if (use == ClusterUse::shares_b) return kind != TokenGroups::blocks;",
+        "if (use == ClusterUse::shares_b) return kind == TokenGroups::blocks;",
+    ),
+    "the best": ("choice.clocks < best.clocks", "choice.clocks > best.clocks"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_the_program_notices(what: str, tmp_path: Path) -> None:
+    before, after = BROKEN[what]
+    text = (ROOT / "include" / HEADER).read_text()
+    assert text.count(before) == 1, before
+    header = tmp_path / HEADER
+    header.parent.mkdir(parents=True)
+    header.write_text(text.replace(before, after))
+    run([compiled(tmp_path, tmp_path), PROBLEMS, 5], fails=True)
