@@ -78,7 +78,9 @@ def check_memory(export: str, declaration: Declaration, values: Mapping[str, Any
             # Of two tensors that are written, the error is about the second.
             if other_parameter.written and i < j:
                 continue
-            if _likeness(parameter, declared) != _likeness(other_parameter, declared):
+            alike = (_likeness(each, declared) for each in (parameter, other_parameter))
+            # Items of one tuple are apart, such as both parts of a cache.
+            if parameter is other_parameter or next(alike) != next(alike):
                 check_memory_apart(export, name, tensor, other, other_name)
             else:
                 check_peer(export, name, tensor, other, other_name)

@@ -161,6 +161,32 @@ def test_wide_indices_are_not_wrapped(far: int) -> None:
         assert left == [0, 0], key
 
 
+def test_both_parts_of_a_cache_of_mla_may_be_slices_of_one_tensor() -> None:
+    q, k_rope, k_nope = torch.ones(2, 1, 4), torch.ones(2, 4), torch.full((2, 8), 2.0)
+    both = torch.zeros(1, 2, 12).to(torch.float8_e4m3fn)
+    given: dict[str, Any] = {
+        "q_rope": q,
+        "k_rope": k_rope,
+        "q_nope": None,
+        "k_nope": k_nope,
+        "v": None,
+        "cos_sin_cache": case.make_cache(9, 4),
+        "pos_ids": torch.tensor([-1, -1]),
+        "kv_indices": torch.tensor([0]),
+        "kv_indptr": torch.tensor([0, 1]),
+        "batch_indices": torch.tensor([0, 0]),
+        "positions": torch.tensor([0, 1]),
+        "page_size": 2,
+    }
+    append = getattr(precast, calls.APPEND)
+    append(paged_kv_cache=(both[..., :8], both[..., 8:]), **given)
+    assert torch.equal(both[0].float(), torch.cat([k_nope, k_rope], -1))
+    with pytest.raises(
+        ValueError, match=r"paged_kv_cache\[1\] must not overlap paged_kv_cache\[0\]"
+    ):
+        append(paged_kv_cache=(both[..., :8], both[..., 7:11]), **given)
+
+
 def test_an_unknown_layout_is_a_key_error() -> None:
     name = calls.APPEND
     with pytest.raises(KeyError, match="kv_layout must be NHD or HND"):
