@@ -207,6 +207,8 @@ auto mma_kernel(bool is_new, bool a_registers) {
   } else if constexpr (kIsFp8 || kColumns <= 128) {
     kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
                     : MmaKernel<T, kColumns, false, false, kTransposedB>;
+  } else if (!is_new) {
+    kernel = MmaKernel<T, kColumns, false, false, kTransposedB>;
   }
   return kernel;
 }

@@ -36,4 +36,4 @@ def test_what_ptxas_makes_slow_does_not_build(op):
 
 
 def test_the_ops_are_found():
-    assert {"attention_sm90", "attention_sm90_fp8"} <= {*OPS}
+    assert {"attention_sm90", "attention_sm90_fp8", "mla_sm90"} <= {*OPS}

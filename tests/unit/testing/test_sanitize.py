@@ -41,7 +41,7 @@ def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     # Which launches none, those that have a test of their own in the sample, and those of more
     # than one process, which programs of their own call under the tool.
     others = {"workspace_size", "run_paged_sm90", "run_ragged_sm90"}
-    others |= {"run_paged_sm90_fp8", "run_ragged_sm90_fp8"}
+    others |= {"run_paged_sm90_fp8", "run_ragged_sm90_fp8", "run_mla_sm90"}
     others |= {"allreduce", "allreduce_norm", "custom_all_reduce"}
     assert exports - others <= called
     assert legal > 2 * len(sanitize_calls.PAIRS)

@@ -36,40 +36,24 @@
 //             of any size.
 #pragma once
 
-#include "precast/attention/sm90/consumer.cuh"
 #include "precast/attention/sm90/epilogue.cuh"
-#include "precast/attention/sm90/query.cuh"
-#include "precast/core/sm90/stmatrix.cuh"
-#include "precast/core/sm90/wgmma.cuh"
-#include "precast/mla/sm90/params.cuh"
-#include "precast/mla/sm90/softmax.cuh"
+#include "precast/mla/sm90/consumer.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__) && defined(PRECAST_SM)
 
-// The work of one consumer warpgroup, which has the columns [kSide kHalfColumns, (kSide + 1)
-// kHalfColumns) of acc_o. All its threads call each function.
+// The work of one consumer warpgroup.
 template <typename Tile, int kSide>
-class MlaConsumer {
-  using Storage = MlaSm90Storage<Tile>;
-  using Stage = MlaStage<Tile>;
-  using Element = typename Tile::Element;
-  using AccS = float[Tile::kBlockN / 2];
-  using AccO = float[Tile::kHalfColumns / 2];
-  using OperandP = uint32_t[Tile::kBlockN / 16][4];
-  static constexpr int kOther = 1 - kSide;
-  static constexpr int kAloneBarrier = 2 + kSide;  // a named barrier of this consumer
-  static constexpr int kSteps = Tile::kPanelColumns / 16;
+class MlaConsumer : MlaConsumerBase<Tile, kSide> {
+  using Base = MlaConsumerBase<Tile, kSide>;
+  using Base::p_, Base::rows_, Base::shared_, Base::kOther;
+  using typename Base::AccO, typename Base::AccS, typename Base::OperandP, typename Base::Stage;
 
  public:
-  __device__ __forceinline__ MlaConsumer(const MlaSm90Params& params, Storage& shared,
+  __device__ __forceinline__ MlaConsumer(const MlaSm90Params& params, MlaSm90Storage<Tile>& shared,
                                          MlaSm90Buffers<Tile> buffers)
-      : p_(params.p),
-        shared_(shared),
-        buffers_(buffers),
-        scales_(load_mla_scales(params.p)),
-        fences_(!Tile::kConverts && params.box_rows == 0) {}
+      : Base(params, shared, buffers) {}
 
   __device__ __forceinline__ void run() {
     for_each_work<Tile>(p_, shared_, [&](const BlockInfo& block) { process(block); });
@@ -84,15 +68,15 @@ class MlaConsumer {
     rows_ = SharedRowStatistics();
     const int32_t blocks = num_kv_blocks<Tile>(block.work);
     if (blocks > 0) {
-      if constexpr (Tile::kConverts) convert_queries();
+      if constexpr (Tile::kConverts) this->convert_queries();
       if constexpr (kSide == 0) {
         process_even_blocks(block, blocks, acc_o);
       } else {
         process_odd_blocks(block, blocks, acc_o);
       }
-      ++tiles_;
-      own_count_ += (blocks + kOther) / 2;
-      other_count_ += (blocks + kSide) / 2;
+      ++this->tiles_;
+      this->own_count_ += (blocks + kOther) / 2;
+      this->other_count_ += (blocks + kSide) / 2;
     }
     rows_.finalize();
     constexpr int kFirstColumn = kSide * Tile::kHalfColumns;
@@ -108,21 +92,21 @@ class MlaConsumer {
                                                       AccO& acc_o) {
     int32_t i = 0;
     for (; i + 1 < blocks; i += 2) {
-      const Stage own = own_stage(i), other = other_stage(i + 1);
+      const Stage own = this->own_stage(i), other = this->other_stage(i + 1);
       start_block(block, blocks, i, own, acc_o);
-      finish_products(acc_o);
-      release_half(own);
-      wait_for_p(other);
-      if (adopt_statistics(blocks, i + 1, other)) rows_.rescale(acc_o);
-      multiply_other(other, acc_o);
-      finish_products(acc_o);
-      release_half(other);
+      this->finish_products(acc_o);
+      this->release_half(own);
+      this->wait_for_p(other);
+      if (this->adopt_statistics(blocks, i + 1, other)) rows_.rescale(acc_o);
+      this->multiply_other(other, acc_o);
+      this->finish_products(acc_o);
+      this->release_half(other);
     }
     if (i < blocks) {
-      const Stage own = own_stage(i);
+      const Stage own = this->own_stage(i);
       start_block(block, blocks, i, own, acc_o);
-      finish_products(acc_o);
-      release_half(own);
+      this->finish_products(acc_o);
+      this->release_half(own);
     }
   }
 
@@ -131,13 +115,13 @@ class MlaConsumer {
                                               const Stage& own, AccO& acc_o) {
     AccS acc_s;
     OperandP p;
-    multiply_qk(own, acc_s);
+    this->multiply_qk(own, acc_s);
     wgmma_wait_group<0>();
     keep_behind_wait(acc_s);
-    if (i + 2 >= blocks) release_queries();
-    if (compute_p(block, blocks, i, own, acc_s, p) && i > 0) rows_.rescale(acc_o);
-    if (i == 0) clear_values(block, blocks, own);
-    multiply_own(own, p, acc_o);
+    if (i + 2 >= blocks) this->release_queries();
+    if (this->compute_p(block, blocks, i, own, acc_s, p) && i > 0) rows_.rescale(acc_o);
+    if (i == 0) this->clear_values(block, blocks, own);
+    this->multiply_own(own, p, acc_o);
   }
 
   // The order of consumer 1.
@@ -145,273 +129,45 @@ class MlaConsumer {
                                                      AccO& acc_o) {
     int32_t i = 0;
     for (; i + 1 < blocks; i += 2) {
-      const Stage own = own_stage(i + 1), other = other_stage(i);
+      const Stage own = this->own_stage(i + 1), other = this->other_stage(i);
       AccS acc_s;
       OperandP p;
-      multiply_qk(own, acc_s);
+      this->multiply_qk(own, acc_s);
       start_block_of_other(block, blocks, i, other, acc_o);
       wgmma_wait_group<1>();
       keep_behind_wait(acc_s);
-      if (i + 3 >= blocks) release_queries();
-      const bool rescales = compute_p(block, blocks, i + 1, own, acc_s, p);
-      finish_products(acc_o);
-      release_half(other);
+      if (i + 3 >= blocks) this->release_queries();
+      const bool rescales = this->compute_p(block, blocks, i + 1, own, acc_s, p);
+      this->finish_products(acc_o);
+      this->release_half(other);
       if (rescales) rows_.rescale(acc_o);
-      multiply_own(own, p, acc_o);
-      finish_products(acc_o);
-      release_half(own);
+      this->multiply_own(own, p, acc_o);
+      this->finish_products(acc_o);
+      this->release_half(own);
     }
     if (i < blocks) {
-      const Stage other = other_stage(i);
+      const Stage other = this->other_stage(i);
       start_block_of_other(block, blocks, i, other, acc_o);
       // Why not before: a warp that arrives while Q of the work tile before is not yet released
       // counts for that one.
-      if (i == 0) release_queries();
-      finish_products(acc_o);
-      release_half(other);
+      if (i == 0) this->release_queries();
+      this->finish_products(acc_o);
+      this->release_half(other);
     }
   }
 
   // Starts P V of a block of consumer 0. Q K^T of the next block may be running.
   __device__ __forceinline__ void start_block_of_other(const BlockInfo& block, int32_t blocks,
                                                        int32_t i, const Stage& other, AccO& acc_o) {
-    wait_for_p(other);
-    if (adopt_statistics(blocks, i, other) && i > 0) {
+    this->wait_for_p(other);
+    if (this->adopt_statistics(blocks, i, other) && i > 0) {
       // Why: ptxas waits here if this does not, for all wgmma, and says so. It is rare.
-      finish_products(acc_o);
+      this->finish_products(acc_o);
       rows_.rescale(acc_o);
     }
-    if (i == 0) clear_values(block, blocks, other);
-    multiply_other(other, acc_o);
+    if (i == 0) this->clear_values(block, blocks, other);
+    this->multiply_other(other, acc_o);
   }
-
-  // Waits for all wgmma of this consumer.
-  static __device__ __forceinline__ void finish_products(AccO& acc_o) {
-    wgmma_wait_group<0>();
-    keep_behind_wait(acc_o);
-  }
-
-  // -- Stages -------------------------------------------------------------------------------------
-
-  // The stages of a block of this consumer, and of one of the other.
-  __device__ __forceinline__ Stage own_stage(int32_t i) const {
-    return {kSide, own_count_ + i / 2};
-  }
-  __device__ __forceinline__ Stage other_stage(int32_t i) const {
-    return {kOther, other_count_ + i / 2};
-  }
-
-  // Waits for a panel. Why the fence: wgmma reads by another way than cp.async writes.
-  __device__ __forceinline__ void wait_for_panel(const Stage& stage, int panel) const {
-    mbarrier_wait_parity(&shared_.full[stage.index][panel], stage.parity, "a panel of K");
-    if (fences_) fence_shared_for_async();
-  }
-
-  // Waits for P of the other consumer, and for this one's half of V: that has been there for long,
-  // but another thread's wait for it does not make it visible to this one.
-  __device__ __forceinline__ void wait_for_p(const Stage& stage) const {
-    mbarrier_wait_parity(&shared_.p_full[stage.index], stage.parity, "P of the other consumer");
-#pragma unroll
-    for (int i = 0; i < Tile::kHalfPanels; ++i) {
-      wait_for_panel(stage, kSide * Tile::kHalfPanels + i);
-    }
-  }
-
-  // No wgmma of this warp reads this consumer's half of a stage any more, nor P there.
-  __device__ __forceinline__ void release_half(const Stage& stage) const {
-    mbarrier_arrive_of_warp(&shared_.empty[stage.index][kSide]);
-  }
-
-  // No K of this work tile will be multiplied with its Q any more.
-  __device__ __forceinline__ void release_queries() const {
-    mbarrier_arrive_of_warp(&shared_.query_empty);
-  }
-
-  // -- Products -----------------------------------------------------------------------------------
-
-  // The descriptor of a panel whose rows are contiguous along k.
-  static __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
-    return wgmma_descriptor(address, Tile::Panel::kAtomBytes);
-  }
-
-  // Starts Q K^T of a block of this consumer, panel by panel as they come.
-  __device__ __forceinline__ void multiply_qk(const Stage& own, AccS& acc_s) const {
-    using Mma = Wgmma<Element, Tile::kBlockN>;
-    const uint64_t q = descriptor(buffers_.q()), k = descriptor(buffers_.stage(own.index));
-#pragma unroll
-    for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
-      mbarrier_wait_parity(&shared_.query_full[panel], tiles_ & 1, "a panel of Q");
-      wait_for_panel(own, panel);
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const uint32_t offset = (panel * Tile::kPanelBytes + step * kStepBytes) >> 4;
-        if (panel == 0 && step == 0) {
-          Mma::template new_ss<false>(acc_s, q + offset, k + offset);
-        } else {
-          Mma::template add_ss<false>(acc_s, q + offset, k + offset);
-        }
-      }
-    }
-    wgmma_commit_group();
-  }
-
-  // V of 16 tokens: this consumer's columns.
-  __device__ __forceinline__ uint64_t values(const Stage& stage, int step) const {
-    const int half = kSide * Tile::kHalfPanels * Tile::kPanelBytes;
-    return wgmma_descriptor(buffers_.stage(stage.index) + half, Tile::Panel::kAtomBytes,
-                            Tile::kPanelBytes) +
-           (step * 2 * Tile::Panel::kAtomBytes >> 4);
-  }
-
-  // Starts acc_o += P V of a block of this consumer.
-  __device__ __forceinline__ void multiply_own(const Stage& own, const OperandP& p,
-                                               AccO& acc_o) const {
-    using Mma = Wgmma<Element, Tile::kHalfColumns>;
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      Mma::template add_rs<true>(acc_o, p[step], values(own, step));
-    }
-    wgmma_commit_group();
-  }
-
-  // The same for a block of the other consumer.
-  __device__ __forceinline__ void multiply_other(const Stage& other, AccO& acc_o) const {
-    using Mma = Wgmma<Element, Tile::kHalfColumns>;
-    const uint64_t p = descriptor(place_of_p(other));
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      Mma::template add_ss<true>(acc_o, p + (step * kStepBytes >> 4), values(other, step));
-    }
-    wgmma_commit_group();
-  }
-
-  // -- Softmax ------------------------------------------------------------------------------------
-
-  // P of a block of this consumer, in registers and in shared memory. Returns whether acc_o must be
-  // rescaled.
-  __device__ __forceinline__ bool compute_p(const BlockInfo& block, int32_t blocks, int32_t i,
-                                            const Stage& own, AccS& acc_s, OperandP& p) {
-    const int32_t token = first_token<Tile>(block.work, blocks, i);
-    if (token + Tile::kBlockN > block.unmasked_end) {
-      mask_scores<Tile::kBlockN>(
-          p_, block, token, [](int half) { return sm90_row<Tile>(half); }, acc_s);
-    }
-    float scale[2] = {scales_.logits, scales_.logits};
-    if constexpr (Tile::kConverts) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) scale[half] *= shared_.query_scale[sm90_row<Tile>(half)];
-    }
-    const bool rescales = rows_.update_max(acc_s, scale);
-    rows_.exp_scores(acc_s, scale);
-    pack_operands<Element>(acc_s, p);
-    // P takes the place of kpe, which another warp of this consumer may still be multiplying.
-    if (Tile::kDimKpe > 0) alone_barrier();
-    const int lane = threadIdx.x % 32, row = threadIdx.x % kWarpgroupSize / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stmatrix_x4(place_of_p(own) + Tile::Panel::offset(row, 2 * step + lane / 16), p[step]);
-    }
-    const bool has_sums = i + 2 >= blocks;  // the other consumer needs them once
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = has_sums ? rows_.total(half) : 0.0f;
-      if (lane % 4 == 0) {
-        shared_.row_stats[own.index][sm90_row<Tile>(half)] = make_float2(rows_.row_max[half], sum);
-      }
-    }
-    fence_shared_for_async();
-    __syncwarp();
-    mbarrier_arrive_of_warp(&shared_.p_full[own.index]);
-    return rescales;
-  }
-
-  // Takes what the other consumer has found with its block: row_max, and, with the last two blocks,
-  // row_sum. That of the last one has all blocks, that of the block before only the other's.
-  // Returns whether acc_o must be rescaled.
-  __device__ __forceinline__ bool adopt_statistics(int32_t blocks, int32_t i, const Stage& other) {
-    float row_max[2], row_sum[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 stats = shared_.row_stats[other.index][sm90_row<Tile>(half)];
-      row_max[half] = stats.x;
-      row_sum[half] = stats.y;
-    }
-    const bool rescales = rows_.adopt_max(row_max);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (i + 1 == blocks) {
-        rows_.template take_sum<true>(half, row_sum[half]);
-      } else {
-        rows_.template take_sum<false>(half, row_sum[half]);
-      }
-    }
-    return rescales;
-  }
-
-  // -- Parts --------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ uint32_t place_of_p(const Stage& stage) const {
-    return buffers_.stage(stage.index) + Tile::kPanelOfP * Tile::kPanelBytes;
-  }
-
-  __device__ __forceinline__ void alone_barrier() const {
-    named_barrier(kAloneBarrier, kWarpgroupSize);
-  }
-
-  // Sets this consumer's half of the values behind the end of the work tile to 0, which are in its
-  // block 0. Why: their P is 0, but memory that is not the request's may hold NaN. The scores of
-  // the block must have been computed.
-  __device__ __forceinline__ void clear_values(const BlockInfo& block, int32_t blocks,
-                                               const Stage& stage) const {
-    const int count = block.work.kv_end - first_token<Tile>(block.work, blocks, 0);
-    if (count >= Tile::kBlockN) return;
-    constexpr int kChunks = Tile::kHalfPanels * 8;  // of 16 bytes, of a row
-    const uint32_t half =
-        buffers_.stage(stage.index) + kSide * Tile::kHalfPanels * Tile::kPanelBytes;
-    // Every warp of this consumer has multiplied the block, or waited for those that have.
-    alone_barrier();
-    for (int i = threadIdx.x % kWarpgroupSize; i < (Tile::kBlockN - count) * kChunks;
-         i += kWarpgroupSize) {
-      const int row = count + i / kChunks, panel = i / 8 % Tile::kHalfPanels;
-      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       half + panel * Tile::kPanelBytes + row * 128 + i % 8 * 16),
-                   "r"(0)
-                   : "memory");
-    }
-    fence_shared_for_async();
-    alone_barrier();
-  }
-
-  // Converts Q to f16, half of the rows, and the other consumer those between.
-  __device__ __forceinline__ void convert_queries() const {
-#pragma unroll
-    for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
-      mbarrier_wait_parity(&shared_.query_full[panel], tiles_ & 1, "Q to be converted");
-    }
-    const int row = sm90_row<Tile>(kSide);
-    const SwizzledRows<typename Tile::Panel> rows = {buffers_.q(), Tile::Panel::kAtomBytes,
-                                                     Tile::kPanelBytes};
-    const float scale = convert_query<typename Tile::Query, Tile::kQueryPanels * 8>(
-        rows, row, [&](int chunk, float (&x)[8]) {
-          if (chunk < Tile::kCkvPanels * 8) return;
-#pragma unroll
-          for (float& element : x) element *= scales_.kpe_ratio;
-        });
-    if (threadIdx.x % 4 == 0) shared_.query_scale[row] = scale;
-    fence_shared_for_async();
-    Tile::barrier();
-  }
-
-  const MlaParams& p_;
-  Storage& shared_;
-  const MlaSm90Buffers<Tile> buffers_;
-  const MlaScales scales_;
-  const bool fences_;  // whether cp.async has written K
-  SharedRowStatistics rows_;
-  uint32_t tiles_ = 0, own_count_ = 0, other_count_ = 0;  // work tiles and KV blocks until now
 };
 
 // Both consumers.

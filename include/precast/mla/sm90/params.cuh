@@ -27,6 +27,9 @@ constexpr uint32_t power_of_two_in(uint32_t x, uint32_t most) {
   const uint32_t power = x & (0u - x);
   return power < most ? power : most;
 }
+static_assert(power_of_two_in(48, 64) == 16 && power_of_two_in(7, 64) == 1 &&
+                  power_of_two_in(640, 64) == 64,
+              "boxes");
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__) && defined(PRECAST_SM)
 
