@@ -20,11 +20,11 @@ from precast._op.torch_ops import torch_ops
 from precast._ops.attention.run import check_word as _check_word
 from precast._ops.attention.run import split_scale
 from precast._ops.attention.validation import check_shape_dtype_device
+from precast._ops.attention.wrapper import AttentionWrapper
 from precast._ops.mla import kernels
 
 if TYPE_CHECKING:
     from precast._ops.attention.plan import AttentionPlan
-    from precast._ops.mla.wrapper import BatchMLAPagedAttentionWrapper
 
 _reference = False  # mode.follow() keeps it up to date.
 mode.follow(globals())
@@ -51,7 +51,7 @@ class Contract(NamedTuple):
 
     def check(
         self,
-        w: BatchMLAPagedAttentionWrapper,
+        w: PlannedWrapper,
         lse: tuple[Any, Any, Any],
         o_scale: Any,
         sinks: Any,
@@ -94,16 +94,23 @@ class Contract(NamedTuple):
             return
         if mode == "bmm-scalar" and not has_kv and all(x is not None for x in bmm_scales):
             return
-        names = ("ckv_scale", "ckv_scale_arr", "kpe_scale", "bmm1_scale", "bmm2_scale")
-        given = [name for name, value in zip(names, (*kv_scales, *bmm_scales)) if value is not None]
+        scales = ("ckv_scale", "ckv_scale_arr", "kpe_scale", "bmm1_scale", "bmm2_scale")
+        values = zip(scales, (*kv_scales, *bmm_scales))
+        given = [name for name, value in values if value is not None]
         self._raise(w, "scale_mode", mode, f"a run with {', '.join(given) or 'no scales'}")
 
-    def _raise(self, w: BatchMLAPagedAttentionWrapper, option: str, planned: Any, got: str) -> None:
+    def _raise(self, w: PlannedWrapper, option: str, planned: Any, got: str) -> None:
         w._check_planned(f"{w._name}.run")
         raise ValueError(
             f"{w._name}.run: the plan has {option}={planned!r}, got {got}. Fix: plan with what "
             f"runs need"
         )
+
+
+class PlannedWrapper(AttentionWrapper):
+    """A wrapper whose plan says what options its runs have."""
+
+    _contract: Contract
 
 
 def _given(option: str, value: Any) -> str:
@@ -158,7 +165,7 @@ def refuse_options(name: str, **options: object) -> None:
 
 
 def parts(
-    w: BatchMLAPagedAttentionWrapper,
+    w: PlannedWrapper,
     names: tuple[str, str],
     compressed: Any,
     rotary: Any,
@@ -219,7 +226,7 @@ _NO_FACTORS = _Factors()
 
 
 def _factors(
-    w: BatchMLAPagedAttentionWrapper,
+    w: PlannedWrapper,
     plan: AttentionPlan,
     o_scale: float | None,
     kv_scales: Scales,
@@ -276,7 +283,7 @@ def _positive(name: str, option: str, scale: Any) -> tuple[float, torch.Tensor |
 
 
 def run(
-    w: BatchMLAPagedAttentionWrapper,
+    w: PlannedWrapper,
     queries: Parts,
     caches: Parts,
     out: torch.Tensor | None,
@@ -352,7 +359,7 @@ def _outputs(
 
 
 def _check_types(
-    w: BatchMLAPagedAttentionWrapper,
+    w: PlannedWrapper,
     out: object,
     lse: object,
     return_lse: object,
@@ -379,7 +386,7 @@ def _check_types(
 
 
 def _explain(
-    w: BatchMLAPagedAttentionWrapper,
+    w: PlannedWrapper,
     plan: AttentionPlan,
     queries: Parts,
     caches: Parts,

@@ -158,7 +158,8 @@ def _run(words: Words, fields: list[str], run: Callable[..., None], *args: Any) 
     planning.plan[device,](c.workspace_buffer, block, *NO_TABLES, c.enable_pdl)
     if block.is_sm90:
         dims = c.kv_lora_rank, c.query.shape[-1] - c.kv_lora_rank
-        run = kernels.run_mla_sm90[(c.query.dtype, c.kv_cache.dtype, *dims, device)]
+        module = (c.query.dtype, c.kv_cache.dtype, *dims, device)
+        run = kernels.run_mla_sm90[module]
     run(
         *c.halves(c.query),
         *c.halves(c.kv_cache),

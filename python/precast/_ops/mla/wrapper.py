@@ -18,14 +18,13 @@ from precast._ops.attention import backends, kernels, validation
 from precast._ops.attention.lengths import total_and_longest
 from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
 from precast._ops.attention.signature import checked_first, gathers, public_arguments
-from precast._ops.attention.wrapper import AttentionWrapper
 from precast._ops.mla import run as running
 from precast._ops.mla import tiles
 from precast._ops.mla._docs import PLAN, RUN
 from precast._ops.mla.cached_module import MLACachedModule
 from precast._ops.mla.metadata import MLAPlanMetadata, list_of_pages, metadata_of, tables_of
 from precast._ops.mla.reference import batch_mla_paged_attention_reference
-from precast._ops.mla.run import Contract, Scale
+from precast._ops.mla.run import Contract, PlannedWrapper, Scale
 from precast._ops.mla.trace import mla_trace
 from precast.api_logging import precast_api
 
@@ -57,7 +56,7 @@ class _PlanOptions:
 
 
 @documented(PLAN)
-class BatchMLAPagedAttentionWrapper(AttentionWrapper):
+class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     r"""Compute multi-head latent attention (MLA) of a batch over a paged cache.
 
     .. math::

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from precast.mla import (
+from precast._ops.mla.decode import (
     trtllm_batch_decode_with_kv_cache_mla as trtllm_batch_decode_with_kv_cache_mla,
 )
-from precast.mla import xqa_batch_decode_with_kv_cache_mla as xqa_batch_decode_with_kv_cache_mla
+from precast._ops.mla.decode import (
+    xqa_batch_decode_with_kv_cache_mla as xqa_batch_decode_with_kv_cache_mla,
+)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
-from precast.mla import BatchMLAPagedAttentionWrapper as _Wrapper
+from precast._ops.mla.wrapper import BatchMLAPagedAttentionWrapper as _Wrapper
 
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
@@ -24,7 +24,7 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
     False
     """
 
-    def run(  # type: ignore[override]
+    def run(
         self,
         q_nope: torch.Tensor | None = None,
         q_pe: torch.Tensor | None = None,
