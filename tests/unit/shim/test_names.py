@@ -29,7 +29,6 @@ RAISING = [
     ("sglang", "fused_moe", "trtllm_mxint4_block_scale_moe", "--moe-runner-backend"),
     ("sglang", "gemm", "bmm_fp8", "SGLANG_FORCE_FP8_MARLIN=1"),
     ("sglang", "gemm", "fp8_blockscale_gemm_sm90", "--fp8-gemm-backend"),
-    ("sglang", "gemm", "gemm_fp8_nt_groupwise", "--fp8-gemm-backend"),
     ("sglang", "gemm", "mm_mxfp8", "--fp8-gemm-backend"),
 ]
 

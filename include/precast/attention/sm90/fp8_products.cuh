@@ -134,9 +134,9 @@ __device__ __forceinline__ void Sm90Fp8Consumer<Tile>::add_columns(AccO& acc_o,
                                                                    const float (&acc_pv)[kCount],
                                                                    int column,
                                                                    const float (&factor)[2]) {
-  constexpr int kOwn = kCount < kColumnsO / 2 ? kCount : kColumnsO / 2;
+  constexpr int kOutputs = kCount < kColumnsO / 2 ? kCount : kColumnsO / 2;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
+  for (int i = 0; i < kOutputs; ++i) {
     acc_o[column / 2 + i] = fmaf(acc_o[column / 2 + i], factor[i / 2 % 2], acc_pv[i]);
   }
   if constexpr (kCount > kColumnsO / 2) {

@@ -9,8 +9,10 @@
 // takes at least the reading of everything from memory.
 #pragma once
 
+#if !defined(__CUDACC_RTC__)
 #include <algorithm>
 #include <cmath>
+#endif
 
 #include "precast/gemm/fp8_params.cuh"
 #include "precast/gemm/sm90/costs.cuh"
@@ -106,6 +108,8 @@ struct Fp8GemmUnits {
             choice.shape().weights() * (choice.clusters().use == ClusterUse::shares_a ? 2 : 1))) {}
 };
 
+#if !defined(__CUDACC_RTC__)
+
 // The clocks that the model expects.
 inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem) {
   const Fp8GemmCosts costs;
@@ -171,6 +175,8 @@ inline int fp8_gemm_band(const Fp8GemmChoice& choice, int token_units, int sms) 
   const int band = static_cast<int>(std::lround(std::sqrt(clusters * columns / tokens)));
   return std::max(1, std::min(band, token_units));
 }
+
+#endif  // !__CUDACC_RTC__
 
 // Where a unit of a group lies, counted in units.
 struct UnitPlace {

@@ -114,8 +114,13 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   const auto kernel = Fp8GemmKernel<T, Tile>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return launch_clusters(kernel, dim3(static_cast<unsigned>(clusters * cluster.ctas)),
-                         dim3(Tile::kCtaThreads), cluster.ctas, kBytes, enable_pdl, stream, params);
+  error =
+      launch_clusters(kernel, dim3(static_cast<unsigned>(clusters * cluster.ctas)),
+                      dim3(Tile::kCtaThreads), cluster.ctas, kBytes, enable_pdl, stream, params);
+  if (cluster.ctas == 1 || !is_cluster_too_large(error)) return error;
+  // A part of a GPU may have no room for a cluster.
+  cudaGetLastError();
+  return launch_fp8_gemm_tile<T, Tile>(p, {choice.tile, 0, 0.0}, sms, enable_pdl, stream);
 }
 
 // Launches the product on `stream` with one of the tiles that are swapped, or are not. The problem

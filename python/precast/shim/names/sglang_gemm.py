@@ -17,11 +17,6 @@ fp8_blockscale_gemm_sm90 = unsupported(
     "SGLang calls it with --fp8-gemm-backend flashinfer_deepgemm.",
     "--fp8-gemm-backend deep_gemm, or triton",
 )
-gemm_fp8_nt_groupwise = unsupported(
-    "gemm_fp8_nt_groupwise",
-    "SGLang calls it on Blackwell for FP8 weights with a scale for each block.",
-    "--fp8-gemm-backend triton",
-)
 mm_mxfp8 = unsupported(
     "mm_mxfp8",
     "SGLang calls it on Blackwell for MXFP8 weights.",
