@@ -136,7 +136,6 @@ __device__ __forceinline__ uint64_t evict_last_policy() {
 // Starts the copy of the box at these coordinates, the innermost first. One thread calls it;
 // mbarrier_arrive_expect_tx() must announce the bytes of the whole box, also of what lies outside
 // of the tensor. kKeeps: L2 keeps it longest.
-template <bool kKeeps = false>
 __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
                                          int c0, int c1, int c2) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -148,6 +147,7 @@ __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, 
 #endif
 }
 
+template <bool kKeeps = false>
 __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
                                          int c0, int c1, int c2, int c3) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
