@@ -69,7 +69,7 @@ def run(given: Problem, choice: int = -1, dtype: torch.dtype = F32) -> torch.Ten
     """The product by one tile and kind of cluster; what is not written is found."""
     out = Guarded((given.a.shape[0], given.b.shape[0]), dtype, "cuda")
     out.view.fill_(torch.nan)
-    _GEMM.launch(*given[:4], out.view, True, True, given.scale_rows, choice, True)
+    _GEMM.launch(*given[:4], out.view, True, True, given.scale_rows, choice)
     out.check()
     return out.view
 
@@ -128,7 +128,7 @@ def test_strides_of_operands_and_output(choice: int, generator: torch.Generator)
     strided = Problem(*(wide(x, 16) for x in given[:4]))
     for dtype in DTYPES:
         room = torch.full((130, 280), 7.0, dtype=dtype, device="cuda")
-        _GEMM.launch(*strided[:4], room[:, :264], True, True, 1, choice, True)
+        _GEMM.launch(*strided[:4], room[:, :264], True, True, 1, choice)
         equal(room[:, :264], given.want())
         assert (room[:, 264:] == 7).all()
 

@@ -92,7 +92,7 @@ def indexed(generator: torch.Generator, sizes: list[int], shape: tuple[int, int]
 
     def launch(out: torch.Tensor, choice: int) -> None:
         a, a_scale, b, b_scale, own = given.values()
-        fp8_grouped._INDEXED.launch(a, b, a_scale, b_scale, own, out, choice, True)
+        fp8_grouped._INDEXED.launch(a, b, a_scale, b_scale, own, out, choice)
 
     return Groups(given, want, launch)
 
@@ -107,7 +107,7 @@ def counted(generator: torch.Generator, sizes: list[int], shape: tuple[int, int]
 
     def launch(out: torch.Tensor, choice: int) -> None:
         a, a_scale, b, b_scale, own = given.values()
-        fp8_grouped._COUNTED.launch(a, b, a_scale, b_scale, own, out, 8, choice, True)
+        fp8_grouped._COUNTED.launch(a, b, a_scale, b_scale, own, out, 8, choice)
 
     return Groups(given, want.view(len(sizes), room, -1), launch)
 
@@ -121,7 +121,7 @@ def ranges(generator: torch.Generator, sizes: list[int], shape: tuple[int, int])
 
     def launch(out: torch.Tensor, choice: int) -> None:
         a, a_scale, b, b_scale, own = given.values()
-        fp8_grouped._RANGES.launch(a, b, a_scale, b_scale, own, out, True, choice, True)
+        fp8_grouped._RANGES.launch(a, b, a_scale, b_scale, own, out, True, choice)
 
     return Groups(given, want, launch)
 

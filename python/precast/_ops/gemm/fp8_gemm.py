@@ -63,7 +63,7 @@ _GEMM = Export(
     "fp8_gemm",
     "gemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32 b_scale:f32 out!:T=bf16|f16|f32[m,n] a_scale_k_major:bool "
-    "b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl",
+    "b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
     reference=_reference,
     check=check_product,
     derived={
@@ -150,6 +150,7 @@ def gemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str = "cutlass",
+    choice: int = -1,
 ) -> torch.Tensor:
     r"""Multiply an e4m3 matrix by the transpose of another one, both with scales of blocks.
 
@@ -190,6 +191,9 @@ def gemm_fp8_nt_groupwise(
         The dtype of a new ``out``. Default: bfloat16.
     backend : str
         ``"cutlass"``, ``"trtllm"`` or ``"cutile"``, FlashInfer's; all are the same kernel.
+    choice : int
+        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
+        by a model.
 
     Returns
     -------
@@ -230,7 +234,7 @@ def gemm_fp8_nt_groupwise(
     )
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[0], dtype=out_dtype or torch.bfloat16)
-    _GEMM.launch(a, b, a_scale, b_scale, out, *layout, -1, True)
+    _GEMM.launch(a, b, a_scale, b_scale, out, *layout, choice)
     return out
 
 

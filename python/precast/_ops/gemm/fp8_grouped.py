@@ -161,7 +161,7 @@ _INDEXED = Export(
     "fp8_gemm",
     "group_deepgemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indices:i32[m] "
-    "out!:T=bf16|f16|f32[m,n] choice:int enable_pdl:pdl",
+    "out!:T=bf16|f16|f32[m,n] choice:int enable_pdl:pdl_on",
     write=_write_indexed,
     check=_check_indexed,
     derived=_DTYPE,
@@ -170,7 +170,7 @@ _COUNTED = Export(
     "fp8_gemm",
     "batch_deepgemm_fp8_nt_groupwise",
     "a:e4m3[groups,m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 masked_m:i32[groups] "
-    "out!:T=bf16|f16|f32[groups,m,n] expected_m:int choice:int enable_pdl:pdl",
+    "out!:T=bf16|f16|f32[groups,m,n] expected_m:int choice:int enable_pdl:pdl_on",
     write=_write_counted,
     check=_check_counted,
     derived=_DTYPE,
@@ -179,7 +179,7 @@ _RANGES = Export(
     "fp8_gemm",
     "group_gemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indptr:i32[groups+1] "
-    "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl",
+    "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl_on",
     write=_write_ranges,
     check=_check_ranges,
     derived={
@@ -314,6 +314,7 @@ def group_deepgemm_fp8_nt_groupwise(
     scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128),
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    choice: int = -1,
 ) -> torch.Tensor:
     r"""Multiply e4m3 tokens by the weight that each of them says.
 
@@ -328,6 +329,9 @@ def group_deepgemm_fp8_nt_groupwise(
     out : torch.Tensor, optional
         ``[m, n]``, bfloat16, float16 or float32; strides as those of ``a``. Rows of padding are
         not written. Default: a new tensor.
+    choice : int
+        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
+        by a model.
 
     Returns
     -------
@@ -354,7 +358,7 @@ def group_deepgemm_fp8_nt_groupwise(
     scale_layout("group_deepgemm_fp8_nt_groupwise", "K", scale_granularity_mnk, rows=(1,))
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    _INDEXED.launch(a, b, a_scale, b_scale, m_indices, out, -1, True)
+    _INDEXED.launch(a, b, a_scale, b_scale, m_indices, out, choice)
     return out
 
 
@@ -380,6 +384,7 @@ def batch_deepgemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str = "deepgemm",
+    choice: int = -1,
 ) -> torch.Tensor:
     r"""Multiply the first tokens of each group by the group's weight, all in e4m3.
 
@@ -401,6 +406,9 @@ def batch_deepgemm_fp8_nt_groupwise(
         tokens of a group are not written. Default: a new tensor.
     backend : str
         ``"deepgemm"`` or ``"cake"``, FlashInfer's; both are the same kernel.
+    choice : int
+        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
+        by a model.
 
     Returns
     -------
@@ -432,7 +440,7 @@ def batch_deepgemm_fp8_nt_groupwise(
     scale_layout(name, "K", scale_granularity_mnk, rows=(1,))
     if out is None:
         out = a.new_empty(*a.shape[:2], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    _COUNTED.launch(a, b, a_scale, b_scale, masked_m, out, expected_m, -1, True)
+    _COUNTED.launch(a, b, a_scale, b_scale, masked_m, out, expected_m, choice)
     return out
 
 
@@ -461,6 +469,7 @@ def group_gemm_fp8_nt_groupwise(
     out_dtype: torch.dtype | None = None,
     backend: str = "trtllm",
     segment_alignment: int = 1,
+    choice: int = -1,
 ) -> torch.Tensor:
     r"""Multiply groups of consecutive e4m3 tokens by a weight each.
 
@@ -487,6 +496,9 @@ def group_gemm_fp8_nt_groupwise(
         ``"trtllm"`` or ``"cutile"``, FlashInfer's; both are the same kernel.
     segment_alignment : int
         At least 1; without effect, as groups may begin at any row.
+    choice : int
+        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
+        by a model.
 
     Returns
     -------
@@ -518,5 +530,5 @@ def group_gemm_fp8_nt_groupwise(
     k_major, _, _ = scale_layout(name, scale_major_mode, scale_granularity_mnk, mma_sm, rows=(1,))
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    _RANGES.launch(a, b, a_scale, b_scale, m_indptr, out, k_major, -1, True)
+    _RANGES.launch(a, b, a_scale, b_scale, m_indptr, out, k_major, choice)
     return out
