@@ -334,7 +334,7 @@ def _multiplies_fp8(case: Case, device: torch.device) -> bool:
         (case.dtype, case.kv_dtype) == (torch.float16, E4M3)
         and plain
         and rows >= sm90.fewest_rows(case.head_dim_vo, E4M3.itemsize)
-        and sm90._is_hopper(device)
+        and sm90.is_hopper(device)
     )
 
 

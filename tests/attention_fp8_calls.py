@@ -28,7 +28,7 @@ PAGES = TOKENS // PAGE_SIZE
 
 def pretend_hopper(patch: pytest.MonkeyPatch) -> None:
     """Let every device count as one of compute capability 9.0."""
-    patch.setattr(sm90, "_is_hopper", lambda device: True)
+    patch.setattr(sm90, "is_hopper", lambda device: True)
 
 
 def _numbers(*shape: int) -> torch.Tensor:

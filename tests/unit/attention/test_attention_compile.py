@@ -63,7 +63,7 @@ def test_queries_of_8_bits() -> None:
 @pytest.mark.parametrize("is_paged", [False, True])
 def test_queries_of_e4m3_on_hopper(is_paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With numbers of heads as scales, which only kernels for e4m3 take."""
-    monkeypatch.setattr(sm90, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(sm90, "is_hopper", lambda device: True)
     dtypes = {"q_data_type": "float8_e4m3fn", "o_data_type": "bfloat16"}
     options = {**OPTIONS, **dtypes}
     q = tensor(4, 4).to(torch.float8_e4m3fn)

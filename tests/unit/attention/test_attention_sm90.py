@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
-    monkeypatch.setattr(sm90, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(sm90, "is_hopper", lambda device: True)
 
 
 def ragged(**options):
@@ -272,7 +272,7 @@ def test_queries_of_e4m3_of_short_requests_are_converted(monkeypatch):
 @pytest.mark.parametrize("is_by_position", [False, True])
 def test_scales_of_heads(is_hopper, is_by_position, monkeypatch):
     """A kernel multiplies them, or they go into the converted queries and the output."""
-    monkeypatch.setattr(sm90, "_is_hopper", lambda device: is_hopper)
+    monkeypatch.setattr(sm90, "is_hopper", lambda device: is_hopper)
     wrapper, (q, k, v) = ragged(), fp8_tensors()
     planned(wrapper, **FP8)
     scales = torch.rand(4) + 0.5, torch.rand(2) + 0.5, torch.rand(2) + 0.5

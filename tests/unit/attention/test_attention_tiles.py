@@ -20,13 +20,13 @@ DIMS = (256, 256)
 def gpu(monkeypatch):
     """Pretend that the GPU has a compute capability; return the target that it runs."""
 
-    shared_kib = heuristics._shared_kib.__wrapped__  # a GPU is asked once
+    shared_kib = heuristics.shared_kib.__wrapped__  # a GPU is asked once
 
     def pretend(capability: str, sms: int = 100):
         major, minor = map(int, capability.split("."))
         properties = SimpleNamespace(major=major, minor=minor)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-        monkeypatch.setattr(heuristics, "_shared_kib", shared_kib)
+        monkeypatch.setattr(heuristics, "shared_kib", shared_kib)
         monkeypatch.setattr(heuristics, "get_device_sm_count", lambda device: sms)
         return plan().target("attention", capability)
 
