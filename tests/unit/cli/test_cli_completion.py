@@ -48,7 +48,7 @@ def offered(line: str, tmp_path: Path) -> set[str]:
         ("precast list --profile ", set(plan().build.profiles)),
         ("precast list --source ", {"prebuilt", "cached", "JIT", "missing"}),
         ("precast list --arch 9", {"9.0"}),
-        ("precast explain gem", {"gemma_rmsnorm", "gemma_fused_add_rmsnorm"}),
+        ("precast explain gemma", {"gemma_rmsnorm", "gemma_fused_add_rmsnorm"}),
         ("precast explain norm dtype=", {"dtype=f16", "dtype=bf16"}),
         ("precast explain norm dtype=b", {"dtype=bf16"}),
         ("precast explain attention dtype_q=f16 dtype_kv=e", {"dtype_kv=e4m3", "dtype_kv=e5m2"}),
