@@ -222,7 +222,9 @@ def recorded() -> dict[str, list[Call]]:
     for name in ("run_paged_sm90", "run_ragged_sm90", *_WITH_E4M3):
         in_e4m3 = kernels()[f"{name}_fp8"]
         assert isinstance(in_e4m3, Export)
-        found[in_e4m3.name] = [Call(in_e4m3, _to_e4m3(call).values) for call in found[name]]
+        scales = {n: torch.ones(1) for n in ("qk_scale", "v_scale") if n in in_e4m3.parameters}
+        calls = [Call(in_e4m3, _to_e4m3(call).values) for call in found[name]]
+        found[in_e4m3.name] = [call.replaced(scales) for call in calls]
     for call in _calls_of_groups():
         found[call.export.name] = [call]
     return found

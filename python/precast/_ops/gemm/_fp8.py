@@ -154,7 +154,7 @@ def scale_layout(
         raise ValueError(
             f"{export}: backend must be one of {', '.join(map(repr, _BACKENDS))}, got {backend!r}"
         )
-    if scale_major_mode not in K_MAJOR:
+    if not isinstance(scale_major_mode, str | None) or scale_major_mode not in K_MAJOR:
         raise ValueError(
             f"{export}: scale_major_mode must be 'MN' or 'K', got {scale_major_mode!r}"
         )
@@ -165,7 +165,8 @@ def scale_layout(
     if mma_sm not in (1, 2):
         raise ValueError(f"{export}: mma_sm must be 1 or 2, got {mma_sm!r}")
     legal = [(count, BLOCK, BLOCK) for count in rows]
-    if tuple(scale_granularity_mnk) not in legal:
+    is_list = isinstance(scale_granularity_mnk, tuple | list)
+    if not is_list or tuple(scale_granularity_mnk) not in legal:
         raise ValueError(
             f"{export}: scale_granularity_mnk must be {' or '.join(map(str, legal))}, got "
             f"{scale_granularity_mnk!r}"
