@@ -1,185 +1,172 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled products of groups of e4m3 tokens on the GPU: every tile, exact on whole numbers.
-
-Padding is not finite, and outputs are full of sevens before a call: what is no token's row must
-stay a seven, and no row may be touched by what others hold.
-"""
+"""Products of e4m3 tokens with the weights of their groups: exact, whatever padding holds."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from test_gpu_fp8_gemm import problem
 
-from precast._ops.gemm import fp8_grouped
-from precast._ops.gemm._fp8 import CHOICES, CLUSTERS, scaled_product
-from precast.testing import assert_close
+from precast.gemm import (
+    batch_deepgemm_fp8_nt_groupwise,
+    group_deepgemm_fp8_nt_groupwise,
+    group_gemm_fp8_nt_groupwise,
+)
+
+DEVICE = "cuda"
+E4M3, F32 = torch.float8_e4m3fn, torch.float32
+BLOCK = 128
+#: Tokens of each group: none, one, fewer and more than a tile has, and all in one group.
+COUNTS = [[0, 1, 127, 128, 129, 0, 300], [1], [0, 0, 517], [64] * 9, [3, 2, 1, 0]]
+#: Columns and depth: whole blocks, and less.
+SIZES = [(128, 128), (264, 144), (576, 1024)]
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="the kernels are for compute capability 9.0",
+    reason="needs compute capability 9.0",
 )
-E4M3, F32 = torch.float8_e4m3fn, torch.float32
-#: Columns and depth of the weights.
-SHAPES = [(136, 400), (520, 1024)]
-#: Tokens of each group: one, none, parts of a tile, more than a tile, more groups than lanes.
-SIZES = [
-    [1],
-    [0, 0],
-    [3, 0, 200, 128, 0],
-    [0, 17, 64, 1],
-    [5] * 40,
-    [0] * 33 + [300, 2],
-]
 
 
-class Groups(NamedTuple):
-    """Tokens of several groups in one of the layouts."""
-
-    given: dict[str, torch.Tensor]
-    want: torch.Tensor
-    launch: Callable[[torch.Tensor, int], None]
+def integers(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Small ones, so that every sum is exact in float32."""
+    return torch.randint(-2, 3, shape, generator=generator, device=DEVICE).to(E4M3)
 
 
-def weights(generator: torch.Generator, groups: int, columns: int, depth: int) -> dict[str, Any]:
-    made = [problem(generator, 1, columns, depth) for _ in range(groups)]
-    return {
-        "b": torch.stack([x.b.view(torch.uint8) for x in made]).view(E4M3),
-        "b_scale": torch.stack([x.b_scale for x in made]),
-    }
+def powers(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randint(-1, 2, shape, generator=generator, device=DEVICE).exp2()
 
 
-def fill(
-    generator: torch.Generator,
-    sizes: list[int],
-    shape: tuple[int, int],
-    rows: int,
-    starts: list[int],
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Tokens in ``rows`` rows, of which each group has some; the others are not finite."""
-    columns, depth = shape
-    given = weights(generator, len(sizes), columns, depth)
-    x = problem(generator, rows, columns, depth)
-    a = torch.full((rows, depth), torch.nan, device="cuda").to(E4M3)
-    a_scale = torch.full_like(x.a_scale, torch.nan)
-    want = torch.full((rows, columns), 7.0, device="cuda")
-    for group, (begin, size) in enumerate(zip(starts, sizes, strict=True)):
-        own = slice(begin, begin + size)
-        a[own], a_scale[own] = x.a[own], x.a_scale[own]
-        product = x.a[own], given["b"][group], x.a_scale[own], given["b_scale"][group]
-        want[own] = scaled_product(*product, 1)
-    return {"a": a, "a_scale": a_scale, **given}, want
+class Problem:
+    """Tokens of groups, their weights and both scales; `want` has the exact products."""
+
+    def __init__(self, counts: list[int], sizes: tuple[int, int], generator: torch.Generator):
+        self.counts, (columns, depth) = counts, sizes
+        groups, tokens, blocks = len(counts), sum(counts), -(-depth // BLOCK)
+        self.a, self.b = (
+            integers(generator, tokens, depth),
+            integers(generator, groups, columns, depth),
+        )
+        self.a_scale = powers(generator, tokens, blocks)
+        self.b_scale = powers(generator, groups, -(-columns // BLOCK), blocks)
+        of_a = self.a.double() * self.a_scale.double().repeat_interleave(BLOCK, 1)[:, :depth]
+        of_b = self.b_scale.double().repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+        of_b = self.b.double() * of_b[:, :columns, :depth]
+        parts = zip(of_a.split(counts), of_b, strict=True)
+        self.want = torch.cat([x @ y.T for x, y in parts]).float()
+
+    def spread(self, places: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and their scales at these rows, with NaN in all others."""
+        a = torch.full((rows, self.a.shape[1]), 0x7F, dtype=torch.uint8, device=DEVICE)
+        a[places] = self.a.view(torch.uint8)
+        a_scale = torch.full((rows, self.a_scale.shape[1]), torch.nan, device=DEVICE)
+        a_scale[places] = self.a_scale
+        return a.view(E4M3), a_scale
 
 
-def numbers(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
+Run = Callable[[Problem, dict[str, Any]], tuple[torch.Tensor, torch.Tensor]]
 
 
-def indexed(generator: torch.Generator, sizes: list[int], shape: tuple[int, int]) -> Groups:
-    starts, rows = [], 0
-    for size in sizes:
-        starts.append(rows)
-        rows += -(-size // 128) * 128
-    rows = max(rows, 128)
-    given, want = fill(generator, sizes, shape, rows, starts)
-    of_rows = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
-    for group, (begin, size) in enumerate(zip(starts, sizes, strict=True)):
-        of_rows[begin : begin + size] = group
-    given["numbers"] = of_rows
-
-    def launch(out: torch.Tensor, choice: int) -> None:
-        a, a_scale, b, b_scale, own = given.values()
-        fp8_grouped._INDEXED.launch(a, b, a_scale, b_scale, own, out, choice)
-
-    return Groups(given, want, launch)
+def by_index(problem: Problem, state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Groups begin at multiples of 128 rows; between them, and in a block behind, is padding."""
+    indices, places, row = [], [], 0
+    for group, count in enumerate(problem.counts):
+        padded = -(-count // BLOCK) * BLOCK
+        indices += [group] * count + [-1] * (padded - count)
+        places += range(row, row + count)
+        row += padded
+    rows = state.get("rows", row + BLOCK)
+    indices += [-1] * (rows - row)
+    at = torch.tensor(places, dtype=torch.int64, device=DEVICE)
+    a, a_scale = problem.spread(at, rows)
+    given = [a, problem.b, a_scale, problem.b_scale, torch.tensor(indices, device=DEVICE).int()]
+    out = torch.full((rows, problem.b.shape[1]), -7.0, device=DEVICE)
+    return launch(group_deepgemm_fp8_nt_groupwise, given, out, state), at
 
 
-def counted(generator: torch.Generator, sizes: list[int], shape: tuple[int, int]) -> Groups:
-    room = max(sizes) + 9
-    starts = [group * room for group in range(len(sizes))]
-    given, want = fill(generator, sizes, shape, room * len(sizes), starts)
-    for name in ("a", "a_scale"):
-        given[name] = given[name].view(len(sizes), room, -1)
-    given["numbers"] = numbers(sizes)
-
-    def launch(out: torch.Tensor, choice: int) -> None:
-        a, a_scale, b, b_scale, own = given.values()
-        fp8_grouped._COUNTED.launch(a, b, a_scale, b_scale, own, out, 8, choice)
-
-    return Groups(given, want.view(len(sizes), room, -1), launch)
-
-
-def ranges(generator: torch.Generator, sizes: list[int], shape: tuple[int, int]) -> Groups:
-    starts = [3]  # Rows before the first group, and behind the last one.
-    for size in sizes:
-        starts.append(starts[-1] + size)
-    given, want = fill(generator, sizes, shape, starts[-1] + 5, starts[:-1])
-    given["numbers"] = numbers(starts)
-
-    def launch(out: torch.Tensor, choice: int) -> None:
-        a, a_scale, b, b_scale, own = given.values()
-        fp8_grouped._RANGES.launch(a, b, a_scale, b_scale, own, out, True, choice)
-
-    return Groups(given, want, launch)
+def by_count(problem: Problem, state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each group has room for as many rows as the largest, and some more."""
+    room = state.get("rows", max(problem.counts) + 5)
+    groups = len(problem.counts)
+    places = [g * room + i for g, count in enumerate(problem.counts) for i in range(count)]
+    at = torch.tensor(places, dtype=torch.int64, device=DEVICE)
+    a, a_scale = (x.view(groups, room, -1) for x in problem.spread(at, groups * room))
+    counts = torch.tensor(problem.counts, device=DEVICE).int()
+    given = [a, problem.b, a_scale, problem.b_scale, counts]
+    out = torch.full((groups, room, problem.b.shape[1]), -7.0, device=DEVICE)
+    result = launch(batch_deepgemm_fp8_nt_groupwise, given, out, state, expected_m=64)
+    return result.view(groups * room, -1), at
 
 
-LAYOUTS = {"indexed": indexed, "counted": counted, "ranges": ranges}
-CASES = [
-    pytest.param(layout, choice, id=f"{layout}-{choice}")
-    for layout in LAYOUTS
-    for choice in (-1, *range(CHOICES))
-    if choice < 0 or choice % CLUSTERS < (2 if layout == "indexed" else 3)
-]
+def by_start(problem: Problem, state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first group begins at row 3, and rows behind the last one belong to none."""
+    rows = state.get("rows", sum(problem.counts) + 10)
+    at = torch.arange(3, 3 + sum(problem.counts), device=DEVICE)
+    a, a_scale = problem.spread(at, rows)
+    starts = torch.tensor([0, *problem.counts], device=DEVICE).cumsum(0).int() + 3
+    scales = a_scale.T.contiguous(), problem.b_scale.mT.contiguous()
+    out = torch.full((rows, problem.b.shape[1]), -7.0, device=DEVICE)
+    given = [a, problem.b, *scales, starts]
+    return launch(group_gemm_fp8_nt_groupwise, given, out, state), at
 
 
-def check(groups: Groups, choice: int, dtype: torch.dtype = F32) -> None:
-    out = torch.full_like(groups.want, 7.0, dtype=dtype)
-    groups.launch(out, choice)
-    assert_close(out, groups.want.to(dtype), rtol=0.0, atol=0.0)
+def launch(
+    function: Callable[..., Any],
+    given: list[torch.Tensor],
+    out: torch.Tensor,
+    state: dict[str, Any],
+    **options: Any,
+) -> torch.Tensor:
+    """A call; where `state` has a graph, a replay of it with these tensors copied in."""
+    if "graph" not in state:
+        assert function(*given, out=out, **options) is out
+        return out
+    if state["graph"] is None:
+        function(*given, out=out, **options)
+        state["graph"], state["given"], state["out"] = torch.cuda.CUDAGraph(), given, out
+        with torch.cuda.graph(state["graph"]):
+            function(*given, out=out, **options)
+    for kept, new in zip(state["given"], given, strict=True):
+        kept.view(torch.uint8).copy_(new.view(torch.uint8))
+    state["out"].fill_(-7.0)
+    state["graph"].replay()
+    return state["out"]
 
 
-@pytest.mark.parametrize(("layout", "choice"), CASES)
-def test_every_tile_is_exact(layout: str, choice: int, generator: torch.Generator) -> None:
-    for sizes in SIZES:
-        for shape in SHAPES:
-            check(LAYOUTS[layout](generator, sizes, shape), choice)
+def check(run: Run, problem: Problem, state: dict[str, Any] | None = None) -> None:
+    """Tokens have the exact products, and nothing else is written."""
+    out, places = run(problem, {} if state is None else state)
+    assert torch.equal(out[places], problem.want)
+    others = torch.ones(len(out), dtype=torch.bool, device=DEVICE)
+    others[places] = False
+    assert bool((out[others] == -7.0).all())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_outputs_of_16_bits(layout: str, dtype: torch.dtype, generator: torch.Generator) -> None:
-    for choice in range(0, CHOICES, CLUSTERS):
-        check(LAYOUTS[layout](generator, [3, 0, 200, 40], (520, 640)), choice, dtype)
+RUNS = [by_index, by_count, by_start]
 
 
-@pytest.mark.parametrize("layout", ["counted", "ranges"])
-def test_a_graph_is_replayed_with_other_groups(layout: str, generator: torch.Generator) -> None:
-    all_sizes = [[40, 40, 40], [0, 120, 0], [120, 0, 0], [1, 2, 117], [0, 0, 120]]
-    made = [LAYOUTS[layout](generator, sizes, (136, 400)) for sizes in all_sizes]
-    if layout == "counted":  # Room for 120 tokens in each group.
-        made = [m for m in made if m.want.shape == made[1].want.shape]
-    first = made[0]
-    out = torch.empty_like(first.want)
-    graph = torch.cuda.CUDAGraph()
-    first.launch(out, -1)
-    with torch.cuda.graph(graph):
-        first.launch(out, -1)
-    for groups in (*made[1:], made[-1]):
-        for name, tensor in groups.given.items():
-            first.given[name].copy_(tensor)
-        out.fill_(7.0)
-        graph.replay()
-        assert_close(out, groups.want, rtol=0.0, atol=0.0)
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_products_are_exact_beside_padding_of_nan(
+    counts: list[int], sizes: tuple[int, int], run: Run, generator: torch.Generator
+) -> None:
+    check(run, Problem(counts, sizes, generator))
 
 
-def test_many_groups_of_random_sizes(generator: torch.Generator) -> None:
-    host = torch.Generator().manual_seed(int(generator.initial_seed()) % 2**31)
-    for _ in range(20):
-        count = int(torch.randint(1, 150, (1,), generator=host))
-        sizes = torch.randint(0, 90, (count,), generator=host)
-        sizes *= torch.randint(0, 2, (count,), generator=host)
-        for make in LAYOUTS.values():
-            check(make(generator, sizes.tolist(), (136, 272)), -1)
+@pytest.mark.parametrize("run", RUNS)
+def test_random_groups(run: Run, generator: torch.Generator) -> None:
+    numbers = random.Random(generator.initial_seed())
+    for _ in range(60):
+        counts = [numbers.choice([0, 1, 17, 128, 200]) for _ in range(numbers.randint(1, 40))]
+        sizes = 8 * numbers.randint(1, 60), 16 * numbers.randint(1, 60)
+        check(run, Problem(counts if sum(counts) else [1, *counts], sizes, generator))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_graph_is_replayed_with_other_groups(run: Run, generator: torch.Generator) -> None:
+    state: dict[str, Any] = {"graph": None, "rows": 1024}
+    for counts in ([100, 0, 200], [0, 333, 1], [1, 1, 1], [0, 0, 500]):
+        check(run, Problem(counts, (264, 400), generator), state)
