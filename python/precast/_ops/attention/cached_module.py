@@ -13,7 +13,7 @@ from typing import Any
 from precast._base.errors import PlanMismatchError
 from precast._ops.attention import kernels
 from precast._ops.attention.lengths import total_and_longest
-from precast._ops.attention.plan import NO_TABLES
+from precast._ops.attention.plan import NO_TABLES, AttentionPlan, Tables
 
 #: What engines pass of a decode, in their order.
 Decode = namedtuple(
@@ -113,7 +113,12 @@ class CachedModule:
             int_workspace=given.int_workspace,
             float_workspace=given.float_workspace,
         )
-        packed = kernels.pack(plan, before.tables._replace(**tables))
+        return self._launch_and_keep(wrapper, plan, before.tables._replace(**tables))
+
+    @staticmethod
+    def _launch_and_keep(wrapper: Any, plan: AttentionPlan, tables: Tables) -> list[int]:
+        """Divide the work, and let the wrapper's runs use it; what engines keep of a plan."""
+        packed = kernels.pack(plan, tables)
         kernels.launch(packed, NO_TABLES)
         if wrapper._use_cuda_graph:  # The next plan's lengths are those of the buffers again.
             packed = packed._replace(block=None)

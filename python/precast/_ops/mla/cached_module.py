@@ -7,10 +7,8 @@ from collections import namedtuple
 from typing import Any
 
 from precast._base.errors import PlanMismatchError
-from precast._ops.attention import kernels
 from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.lengths import total_and_longest
-from precast._ops.attention.plan import NO_TABLES
 
 #: What engines pass, in their order.
 _Given = namedtuple(
@@ -74,10 +72,4 @@ class MLACachedModule(CachedModule):
             int_workspace=given.int_workspace,
             float_workspace=given.float_workspace,
         )
-        packed = kernels.pack(plan, before.tables._replace(**tables))
-        kernels.launch(packed, NO_TABLES)
-        if wrapper._use_cuda_graph:  # The next plan's lengths are those of the buffers again.
-            packed = packed._replace(block=None)
-        wrapper._keep(packed)
-        info: list[int] = wrapper._plan_info
-        return info
+        return self._launch_and_keep(wrapper, plan, before.tables._replace(**tables))
