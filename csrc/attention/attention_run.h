@@ -144,11 +144,7 @@ inline bool fill(AttentionParams& p, const Run& run) {
       << "one, no soft cap and no encoding of positions, got a scale of " << p.scale
       << ". Fix: call plan()";
 
-  const bool steps =
-      (tokens <= 1 || q.tensor.stride(0) != 0) && (heads <= 1 || q.tensor.stride(1) != 0);
-  PRECAST_CHECK(run.block.shape.sm90 == 0 || steps || tokens == 0, ValueError)
-      << q.what() << " must have no stride of 0, which TMA cannot read, got strides "
-      << to_string(q.tensor.strides()) << "; call .contiguous(), or plan with backend='fa2'";
+  if (run.block.shape.sm90 != 0) check_steps(q);
   check_span(q);
   check_span(out);
   p.q = data_of(q.tensor);

@@ -25,6 +25,15 @@ PRECAST_ONE_COPY void check_rows(const Arg& arg) {
       << " bytes, got strides " << to_string(t.strides()) << "; call .clone()";
 }
 
+// Queries [tokens, heads, dim] that TMA can read.
+PRECAST_ONE_COPY void check_steps(const Arg& arg) {
+  const TensorView& t = arg.tensor;
+  const bool steps = (t.size(0) <= 1 || t.stride(0) != 0) && (t.size(1) <= 1 || t.stride(1) != 0);
+  PRECAST_CHECK(steps || t.size(0) == 0, ValueError)
+      << arg.what() << " must have no stride of 0, which TMA cannot read, got strides "
+      << to_string(t.strides()) << "; call .contiguous(), or plan with backend='fa2'";
+}
+
 // Queries and outputs [tokens, heads, dim]: kernels count steps of 16 bytes to a row in 32 bits.
 PRECAST_ONE_COPY void check_span(const Arg& arg) {
   const TensorView& t = arg.tensor;

@@ -71,6 +71,7 @@ void run_mla(TensorView q_nope, OptionalTensor q_pe, TensorView ckv_cache, Optio
         .unit_stride();
     check_rows(arg);
     check_span(arg);
+    if (kSm90) check_steps(arg);
     p.q_pe = data_of(*pe);
     p.q_pe_stride = pe->size(0) > 1 ? pe->stride(0) : 0;
     p.q_pe_head_stride = pe->size(1) > 1 ? pe->stride(1) : 0;
