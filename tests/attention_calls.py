@@ -330,10 +330,12 @@ def _multiplies_fp8(case: Case, device: torch.device) -> bool:
     """Whether queries of float16 are the sums of e4m3 numbers: see docs/decisions.md."""
     plain = case.pos_encoding_mode == "NONE" and not (case.logits_soft_cap or case.mask)
     rows = max(case.q_lens) * case.group
+    # The kernel of a plan whose splits are fixed does not depend on the batch.
+    is_fixed = case.disable_split_kv or bool(case.fixed_split_size)
     return (
         (case.dtype, case.kv_dtype) == (torch.float16, E4M3)
         and plain
-        and rows >= sm90.fewest_rows(case.head_dim_vo, E4M3.itemsize)
+        and (is_fixed or rows >= sm90.fewest_rows(case.head_dim_vo, E4M3.itemsize))
         and sm90.is_hopper(device)
     )
 

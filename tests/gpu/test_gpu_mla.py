@@ -298,8 +298,12 @@ def test_which_kernels_run_a_plan(workspace: torch.Tensor) -> None:
         assert wrapper._plan.shape.sm90 is is_theirs
         want = tiles.SM90_BLOCK_M if is_theirs else 64
         assert wrapper._plan.shape.block_m == want
-    case = case_of(sm_scale=-0.1)
-    assert not wrapper_of(case, make(case, "cuda"), workspace)._plan.shape.sm90
+    case = case_of(sm_scale=-0.1, lengths_on_host=False)
+    batch = make(case, "cuda")
+    wrapper = wrapper_of(case, batch, workspace)
+    assert not wrapper._plan.shape.sm90
+    run(case, batch, wrapper)  # which chooses the tile again, now that it knows the queries
+    assert not wrapper._plan.shape.sm90
 
 
 # -- functions ------------------------------------------------------------------------------------
