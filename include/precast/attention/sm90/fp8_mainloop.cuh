@@ -279,8 +279,6 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
                                               int column) const;
   __device__ __forceinline__ uint32_t place(uint32_t offset) const;
   __device__ __forceinline__ void add_pv(AccO& acc_o, const OperandP& p, const float (&factor)[2]);
-  __device__ __forceinline__ void add_pv_by_parts(AccO& acc_o, const OperandP& p,
-                                                  const float (&factor)[2]);
   template <int kCount>
   __device__ __forceinline__ void multiply_pv_and_wait(float (&acc_pv)[kCount], const OperandP& p,
                                                        int column) const;

@@ -70,8 +70,6 @@ __device__ __forceinline__ void Sm90Fp8Consumer<Tile>::add_pv(AccO& acc_o, const
     float acc_pv[(kColumnsO + Tile::kOnes) / 2];
     multiply_pv_and_wait(acc_pv, p, 0);
     add_columns(acc_o, acc_pv, 0, factor);
-  } else if constexpr (Tile::kPartsInFlight > 1) {
-    add_pv_by_parts(acc_o, p, factor);
   } else {
 #pragma unroll
     for (int column = 0; column < Tile::kDimV; column += kColumnsO) {
@@ -84,35 +82,6 @@ __device__ __forceinline__ void Sm90Fp8Consumer<Tile>::add_pv(AccO& acc_o, const
     add_sums(sums, factor);
   }
   mbarrier_arrive_of_warp(&shared_.v.empty[(blocks_ - 1) % Tile::kStages]);
-}
-
-// The same by 64 columns, of which the next ones are computed while these are added.
-template <typename Tile>
-__device__ __forceinline__ void Sm90Fp8Consumer<Tile>::add_pv_by_parts(AccO& acc_o,
-                                                                       const OperandP& p,
-                                                                       const float (&factor)[2]) {
-  constexpr int kPart = 64, kParts = Tile::kDimV / kPart;
-  static_assert(Tile::kDimV % kPart == 0, "whole parts");
-  float acc_pv[2][kPart / 2];
-  wgmma_fence();
-  multiply_pv(acc_pv[0], p, 0);
-  wgmma_commit_group();
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    if (part < kParts - 1) {
-      wgmma_fence();
-      multiply_pv(acc_pv[(part + 1) % 2], p, (part + 1) * kPart);
-      wgmma_commit_group();
-      wgmma_wait_group<1>();
-    } else {
-      wgmma_wait_group<0>();
-    }
-    keep_behind_wait(acc_pv[part % 2]);
-    add_columns(acc_o, acc_pv[part % 2], part * kPart, factor);
-  }
-  float sums[Tile::kOnes / 2];
-  multiply_pv_and_wait(sums, p, Tile::kDimV);
-  add_sums(sums, factor);
 }
 
 template <typename Tile>

@@ -50,11 +50,8 @@ struct Sm90Fp8Tile {
   // Whether Q K^T of a block is computed beside P V of the block before it. Registers are too few
   // for it where O has 256 columns, and in general kernels.
   static constexpr bool kOverlaps = !kGeneral && kDimV <= 128;
-  // Of 256 columns, none of these is measured with another value yet. Whether the consumers take
-  // turns in their products, so that one computes its softmax meanwhile; and how many parts of the
-  // columns of P V are in flight, 64 each if these are two, else 128.
-  static constexpr bool kTakesTurns = false;
-  static constexpr int kPartsInFlight = 1;
+  // Whether consumers take turns in their products, so that one computes its softmax meanwhile.
+  static constexpr bool kTakesTurns = kDimV > 128;
   static constexpr int kCtaThreads = kWarpgroupSize * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerRegisters = kDimV > 128 ? 56 : 40;
@@ -75,7 +72,6 @@ struct Sm90Fp8Tile {
   static constexpr int kValueBytes = kBlockN * (kDimV + kOnes);  // of V^T
   static constexpr int kStagedBytes = kBlockN * kDimV;           // of V before
   static constexpr int kStages = kDimK + kDimV > 256 ? 2 : 4;
-  static constexpr bool kKeepsKvInL2 = false;
   // A power of two, whose remainders take no register. Work is found one tile at a time.
   static constexpr int kWorkSlots = 4;
   static constexpr int kStagedStages = 2;  // of V before it is transposed

@@ -230,8 +230,7 @@ class Sm90Producer : protected Sm90WorkProducer<Tile, Sm90SharedStorage<Tile>, A
                                                     int32_t begin) const {
     if (threadIdx.x % 32 != 0) return;
     mbarrier_arrive_expect_tx(full, Tile::kBlockN * Layout::kPanels * Layout::kPanelBytes);
-    copy_box<Tile::kKeepsKvInL2>(target, &map, full, 0, block.work.kv_start + begin, 0,
-                                 block.kv_head);
+    copy_box(target, &map, full, 0, block.work.kv_start + begin, 0, block.kv_head);
   }
 
   // Copies kRows rows of a KV block from `first_row` on, as far as they exist, and arrives once.
@@ -249,13 +248,12 @@ class Sm90Producer : protected Sm90WorkProducer<Tile, Sm90SharedStorage<Tile>, A
     if (lane >= boxes) return;
     const uint32_t entry = this->entry_of(begin + lane * rows);
     if (Layout::kPanels == 1 || params_.kv_copy == KvCopy::atoms) {
-      copy_box<Tile::kKeepsKvInL2>(target + row * kRowBytes, &map, full, 0, entry, 0, block.kv_head,
-                                   page);
+      copy_box(target + row * kRowBytes, &map, full, 0, entry, 0, block.kv_head, page);
     } else {
 #pragma unroll
       for (int panel = 0; panel < Layout::kPanels; ++panel) {
-        copy_box<Tile::kKeepsKvInL2>(target + (panel * Tile::kBlockN + row) * Layout::kPanelBytes,
-                                     &map, full, 0, entry, panel, block.kv_head, page);
+        copy_box(target + (panel * Tile::kBlockN + row) * Layout::kPanelBytes, &map, full, 0, entry,
+                 panel, block.kv_head, page);
       }
     }
   }

@@ -130,8 +130,6 @@ struct Sm90Tile {
   static constexpr int kKeyBytes = kBlockN * kDimK * sizeof(Key);
   static constexpr int kValueBytes = kBlockN * kDimV * 2;
   static constexpr int kStages = 2;
-  // Whether L2 is asked to keep keys and values longest; not measured yet.
-  static constexpr bool kKeepsKvInL2 = false;
   // The tile in work, the one that is copied, and the next one, which producers that all copy find
   // before they copy. Why not more: a CTA should not take tickets long before it can use them.
   static constexpr int kWorkSlots = 3;

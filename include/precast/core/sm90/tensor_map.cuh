@@ -126,16 +126,9 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
 #endif
 }
 
-// What L2 keeps longest.
-__device__ __forceinline__ uint64_t evict_last_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // Starts the copy of the box at these coordinates, the innermost first. One thread calls it;
 // mbarrier_arrive_expect_tx() must announce the bytes of the whole box, also of what lies outside
-// of the tensor. kKeeps: L2 keeps it longest.
+// of the tensor.
 __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
                                          int c0, int c1, int c2) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -147,19 +140,9 @@ __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, 
 #endif
 }
 
-template <bool kKeeps = false>
 __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
                                          int c0, int c1, int c2, int c3) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if constexpr (kKeeps) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
-        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier)),
-        "l"(evict_last_policy())
-        : "memory");
-    return;
-  }
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2, %3, %4, %5}], [%6];" ::"r"(target),
@@ -168,19 +151,9 @@ __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, 
 #endif
 }
 
-template <bool kKeeps = false>
 __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, uint64_t* barrier,
                                          int c0, int c1, int c2, int c3, int c4) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if constexpr (kKeeps) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(target),
-        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(barrier)),
-        "l"(evict_last_policy())
-        : "memory");
-    return;
-  }
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(target),
