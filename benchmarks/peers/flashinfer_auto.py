@@ -9,7 +9,10 @@ from typing import Any
 
 PACKAGE = "flashinfer"
 
+FAMILIES = ("attention", "attention_sm90", "mla")
 OPS = (
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
     "BlockSparseAttentionWrapper",
     "VariableBlockSparseAttentionWrapper",
     "BatchMLAPagedAttentionWrapper",
@@ -17,7 +20,7 @@ OPS = (
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
-    if family not in ("attention", "mla") or case.op not in OPS:
+    if family not in FAMILIES or case.op not in OPS:
         return None
     import flashinfer
 
