@@ -160,8 +160,10 @@ def test_eager_torch_computes_the_same(op: str, benchmarks: Any, on_cpu: None) -
     for other, mine in outputs:
         if not isinstance(mine, torch.Tensor):
             continue
-        # PyTorch rounds between its operators.
-        close = tolerance(mine.dtype) if mine.itemsize == 1 else Tolerance(3e-2, 3e-2)
+        # PyTorch rounds between its operators: scores of attention, too, so that weights, and
+        # with them whole values, are off.
+        largest = max(1.0, mine.float().abs().max().item())
+        close = tolerance(mine.dtype) if mine.itemsize == 1 else Tolerance(3e-2, 3e-2 * largest)
         torch.testing.assert_close(other.float(), mine.float(), **close._asdict())
 
 
