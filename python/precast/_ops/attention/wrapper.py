@@ -339,15 +339,11 @@ class AttentionWrapper(PlanAttributes):
             return plan
         first = plan.shape._replace(block_m=0)
         self._plan = plan._replace(shape=first)  # Under CUDA graphs, too, this is the first tile.
-        shape = self._tile_of_run(plan.model, first, tokens)
+        shape = self._with_tile(plan.model, first, None, tokens)
         self._plan = plan
         if shape != plan.shape:
             self._divide_again(shape)
         return self._plan
-
-    def _tile_of_run(self, model: Model, shape: PlanShape, tokens: int) -> PlanShape:
-        """Choose again, now that a run says how many queries there are."""
-        return self._with_tile(model, shape, None, tokens)
 
     def _is_capturing(self) -> bool:
         """Whether what is launched now becomes part of a CUDA graph."""

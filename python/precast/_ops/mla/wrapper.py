@@ -343,10 +343,6 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 backends.note_fa3()
         return self._portable(shape, q_len, self._latest_tokens if tokens is None else tokens)
 
-    def _tile_of_run(self, model: Model, shape: PlanShape, tokens: int) -> PlanShape:
-        # Tiles of the kernels for Hopper are never guessed.
-        return self._portable(shape, None, tokens)
-
     def _portable(self, shape: PlanShape, q_len: int | None, tokens: int | None) -> PlanShape:
         """Return the shape of a plan for the kernels of every GPU."""
         if tokens is not None and tokens < 0:
