@@ -99,6 +99,8 @@ class Batch(NamedTuple):
     def run(self, wrapper: Function, plans: bool = False) -> Function:
         """Runs of a wrapper, which plans at the first or at every one."""
         made: list[Any] = []
+        is_fp8 = self.kv_dtype is E4M3
+        scales = {"ckv_scale": 1.0, "kpe_scale": 1.0} if is_fp8 else {}
 
         def call(q: Any, cache: Any, *tables: Any) -> Any:
             is_new = not made
@@ -106,7 +108,7 @@ class Batch(NamedTuple):
                 made.append(wrapper(workspace(q)))
             if is_new or plans:
                 self.plan(made[0], *tables)
-            return made[0].run(*_halves(q), *_halves(cache))
+            return made[0].run(*_halves(q), *_halves(cache), **scales)
 
         return call
 

@@ -56,6 +56,7 @@ class Wrapper:
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
-    if case.op != "BatchMLAPagedAttentionWrapper":
+    # Its plan reads a number of the tables on the host, which no graph can hold.
+    if case.op != "BatchMLAPagedAttentionWrapper" or case.whole is not None:
         return None
     return case.bind(Wrapper)

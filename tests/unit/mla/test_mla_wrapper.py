@@ -327,6 +327,20 @@ def test_engines_find_their_attributes() -> None:
 # -- tiles ----------------------------------------------------------------------------------------
 
 
+def test_scales_that_hopper_kernels_lack_keep_the_portable_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the first run chooses the tile again, since plan() did not know the queries."""
+    monkeypatch.setattr(tiles, "runs_on_sm90", lambda *args: True)
+    wrapper = planned(sm_scale=-0.1)
+    assert not wrapper._plan.shape.sm90
+    wrapper._settle_tile(3)
+    shape = wrapper._plan.shape
+    again = wrapper._with_tile(wrapper._plan.model, shape._replace(block_m=0), None, 3)
+    assert not again.sm90
+    assert planned()._plan.shape.sm90
+
+
 def test_tiles_are_those_of_the_header() -> None:
     header = (Path(__file__).parents[3] / "include/precast/mla/tile.cuh").read_text()
     assert f"kMlaWideSharedKib = {tiles.MLA_WIDE_SHARED_KIB};" in header

@@ -188,10 +188,13 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         )
         options = _PlanOptions(given.sm_scale)
         is_first = not (self._use_cuda_graph and self._plan.shape.block_m)
-        shape = self._with_tile(model, shape, q_len, None if rows < 0 else rows)
+        tokens = None if rows < 0 else rows
+        shape = self._with_tile(model, shape, q_len, tokens, given.sm_scale)
         if shape.sm90 and given.sm_scale <= 0:
-            self._refuse_scale(name, given.sm_scale)
-            shape = self._portable(shape, q_len, rows)
+            raise ValueError(
+                f"{name}: sm_scale must be positive as in the first plan, whose kernels a CUDA "
+                f"graph keeps, got {given.sm_scale}. Fix: make the wrapper with backend='fa2'"
+            )
         if self._use_cuda_graph:
             self._check_frozen(name, shape.batch_size, tables)
         guesses = rows < 0 and q_len is None and is_first and not shape.sm90
@@ -331,32 +334,26 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         """
 
     def _with_tile(
-        self, model: Model, shape: PlanShape, q_len: int | None, tokens: int | None = None
+        self,
+        model: Model,
+        shape: PlanShape,
+        q_len: int | None,
+        tokens: int | None = None,
+        sm_scale: float | None = None,
     ) -> PlanShape:
+        """Return the shape with its tile and kernels; ``sm_scale``: that of the plan, if None."""
         first = self._plan.shape
         if self._use_cuda_graph and first.block_m:
             return shape._replace(block_m=first.block_m, sm90=first.sm90)
-        if self._requested_backend != "fa2":
+        scale = self._plan.scores.sm_scale if sm_scale is None else sm_scale
+        if self._requested_backend != "fa2" and (scale or 0.0) > 0:
             if tiles.runs_on_sm90(model.key[:2], shape, self.device):
                 return shape._replace(block_m=tiles.SM90_BLOCK_M, sm90=True)
             if self._requested_backend == "fa3":
                 backends.note_fa3()
-        return self._portable(shape, q_len, self._latest_tokens if tokens is None else tokens)
-
-    def _portable(self, shape: PlanShape, q_len: int | None, tokens: int | None) -> PlanShape:
-        """Return the shape of a plan for the kernels of every GPU."""
-        if tokens is not None and tokens < 0:
-            tokens = None
+        tokens = self._latest_tokens if tokens is None else tokens
         block_m = tiles.block_m(shape, q_len, tokens, self.device)
         return shape._replace(block_m=block_m, sm90=False)
-
-    def _refuse_scale(self, name: str, sm_scale: float) -> None:
-        """Raise for a scale that the captured kernels for Hopper do not have."""
-        if self._use_cuda_graph and self._plan.shape.sm90:
-            raise ValueError(
-                f"{name}: sm_scale must be positive as in the first plan, whose kernels a CUDA "
-                f"graph keeps, got {sm_scale}. Fix: make the wrapper with backend='fa2'"
-            )
 
     def _check_frozen(self, name: str, batch_size: int, tables: Tables) -> None:
         """Check the sizes that CUDA graphs keep."""
