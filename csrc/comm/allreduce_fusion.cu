@@ -15,6 +15,10 @@ namespace precast {
 extern const DType allreduce_fusion_dtype = TypeName<PRECAST_DTYPE>::value;
 extern const int allreduce_fusion_world = PRECAST_WORLD_SIZE;
 
+cudaError_t load_allreduce() {
+  return load_allreduce_kernels_once<PRECAST_DTYPE, PRECAST_WORLD_SIZE>();
+}
+
 cudaError_t allreduce_plain(const AllReduceParams& params, const AllReduceOptions& options,
                             cudaStream_t stream) {
   return launch_allreduce<PRECAST_DTYPE, PRECAST_WORLD_SIZE>(params, options, stream);

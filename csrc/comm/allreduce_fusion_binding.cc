@@ -12,6 +12,7 @@ namespace precast {
 // csrc/comm/allreduce_fusion.cu
 extern const DType allreduce_fusion_dtype;
 extern const int allreduce_fusion_world;
+cudaError_t load_allreduce();
 cudaError_t allreduce_plain(const AllReduceParams& params, const AllReduceOptions& options,
                             cudaStream_t stream);
 cudaError_t allreduce_norm(const AllReduceNormParams& params, const AllReduceOptions& options,
@@ -137,7 +138,10 @@ void allreduce_export(TensorView block, int64_t world, TensorView input, TensorV
   params.input = data_of(input);
   params.count = input.numel();
   params.aligned = tensors.aligned() && params.count % vec_size() == 0;
-  if (params.count == 0) return;
+  if (params.count == 0) {  // why: a call without elements loads the kernels and waits for no rank
+    launch_on(in, [](cudaStream_t) { return load_allreduce(); });
+    return;
+  }
   set_round(params, b, triggers_early);
   const AllReduceOptions options = options_of(b, strategy, enable_pdl);
   launch_on(in, [&](cudaStream_t stream) { return allreduce_plain(params, options, stream); });

@@ -128,6 +128,7 @@ def graphs(
         for replay in range(replays):
             graph.replay()
             if replay % max(1, replays // 4) == 0:
+                still_runs()
                 for call, given in zip(calls, inputs, strict=True):
                     wrong = call.check(given)
                     assert not wrong, (RANK, part, replay, call.case, wrong)
@@ -238,7 +239,10 @@ def group_in_its_place(seed: int) -> None:
     for number, case in cases(seed, range(40), torch.bfloat16, 1 << 16):
         case = case._replace(special="", in_place=number % 3)
         own, common = generators(number)
-        call = Call(case, make_input(case, own), common)
+        # Small whole numbers, whose sums are exact in any order: NCCL's is not ours.
+        whole = make_input(case, own)
+        whole.copy_((whole.float() * 4).nan_to_num(0.0).round().clamp(-8, 8))
+        call = Call(case, whole, common)
         inputs = gathered(call.input)
         call.run(fallback)
         assert not call.check(inputs), (case, call.check(inputs))

@@ -9,6 +9,7 @@ torchrun, but forks its two ranks after its imports.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -184,6 +185,8 @@ def main() -> None:
 def forked() -> None:
     """Ranks that are forked after the imports: nothing before has created a CUDA context."""
     assert not torch.cuda.is_initialized()
+    # Its thread does not exist in a child, which would wait for it.
+    faulthandler.cancel_dump_traceback_later()
     store = Path(tempfile.mkdtemp()) / "store"
     children = []
     for rank in range(2):

@@ -38,7 +38,7 @@ struct StoreEpilogue {
   using Params = AllReduceParams;
   static constexpr bool kRowsAreWhole = false;  // columns of a row need not belong together
 
-  // Called by all threads once, while the data of the peers is under way.
+  // Called by all threads once, before anything else.
   __device__ __forceinline__ static void start() {}
 
   template <int kVecs>
@@ -125,6 +125,7 @@ __global__ __launch_bounds__(allreduce_threads(kWorld),
   int64_t row = cluster_id();
   Vecs now, next, last;  // of row, row + step and, two-shot, row + 2 step
 
+  epilogue.start();
   if (p.triggers_early) launch_dependent_grids();
   wait_on_dependent_grids();
   if (row < p.rows) load(row, now);  // why first: it takes as long as reading the epoch
@@ -133,7 +134,6 @@ __global__ __launch_bounds__(allreduce_threads(kWorld),
   exchange.start(round.epoch());
   if (row < p.rows) send(row, now);
   round.take_ticket();
-  epilogue.start();
   const auto send_further = [&](int64_t further, Vecs& vecs) {
     if (further >= p.rows) return;
     load(further, vecs);
@@ -193,6 +193,7 @@ __global__ __launch_bounds__(allreduce_threads(kWorld), kAllReduceAnyCtas)  //
     }
   };
 
+  epilogue.start();
   if (p.triggers_early) launch_dependent_grids();
   wait_on_dependent_grids();
   Round round(p);
@@ -200,7 +201,6 @@ __global__ __launch_bounds__(allreduce_threads(kWorld), kAllReduceAnyCtas)  //
   exchange.start(round.epoch());
   send(row);
   round.take_ticket();
-  epilogue.start();
   for (; row < p.rows; row += step) {
     send(row + step);
     if (two_shot) {

@@ -4,6 +4,10 @@
 // A message that does not fit the receive buffer goes in several launches, each a round of its own.
 #pragma once
 
+#if !defined(__CUDACC_RTC__)
+#include <atomic>
+#endif
+
 #include "precast/comm/allreduce_norm.cuh"
 
 namespace precast {
@@ -32,6 +36,38 @@ inline cudaError_t limit_ctas(int world, bool norm, bool aligned, AllReduceTunin
   return status;
 }
 
+template <typename Epilogue, int kWorld>
+cudaError_t load_allreduce_kernels() {
+  using Kernel = void (*)(typename Epilogue::Params);
+  for (const Kernel kernel : {Kernel(AllReduceAnyKernel<Epilogue, kWorld>),
+                              Kernel(allreduce_kernel<Epilogue, kWorld, 1>(false)),
+                              Kernel(allreduce_kernel<Epilogue, kWorld, 1>(true)),
+                              Kernel(allreduce_kernel<Epilogue, kWorld, 2>(false)),
+                              Kernel(allreduce_kernel<Epilogue, kWorld, 2>(true))}) {
+    cudaFuncAttributes unused;
+    const cudaError_t status = cudaFuncGetAttributes(&unused, kernel);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+// Loads all kernels of T on the current GPU, at the first call there. Why: CUDA loads a kernel when
+// it is needed first, and may wait for the GPU to do that. If a kernel that waits for a peer runs
+// then, on another stream, and the peer's host does the same, both wait for ever.
+template <typename T, int kWorld>
+cudaError_t load_allreduce_kernels_once() {
+  static std::atomic<uint64_t> loaded{0};  // a bit for each GPU
+  int device = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  const uint64_t bit = uint64_t(1) << (device % 64);
+  if (loaded.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  status = load_allreduce_kernels<StoreEpilogue<T>, kWorld>();
+  if (status == cudaSuccess) status = load_allreduce_kernels<NormEpilogue<T>, kWorld>();
+  if (status == cudaSuccess) loaded.fetch_or(bit, std::memory_order_relaxed);
+  return status;
+}
+
 // What all ranks must agree on; never 0.
 inline uint32_t launch_signature(const AllReduceParams& p, int kind) {
   uint64_t hash = 0x9e3779b97f4a7c15u;
@@ -48,6 +84,8 @@ template <typename T, int kWorld>
 cudaError_t launch_allreduce(AllReduceParams p, const AllReduceOptions& options,
                              cudaStream_t stream) {
   constexpr int kSize = Vec<T>::kSize;
+  cudaError_t status = load_allreduce_kernels_once<T, kWorld>();
+  if (status != cudaSuccess) return status;
   p.two_shot =
       !is_one_shot(kWorld, p.count * int64_t(sizeof(T)), options.strategy, options.one_shot_bytes);
   const T* input = static_cast<const T*>(p.input);
@@ -55,7 +93,7 @@ cudaError_t launch_allreduce(AllReduceParams p, const AllReduceOptions& options,
   for (int64_t left = p.count; left > 0;) {
     AllReduceTuning cut = options.tuning;
     cut_plain((left + kSize - 1) / kSize, kWorld, p.two_shot, &cut);
-    cudaError_t status = limit_ctas(kWorld, false, p.aligned, &cut);
+    status = limit_ctas(kWorld, false, p.aligned, &cut);
     if (status != cudaSuccess) return status;
     p.row_vecs = cut.threads * cut.vecs;
     p.columns = p.row_vecs * kSize;
@@ -86,6 +124,8 @@ template <typename T, int kWorld>
 cudaError_t launch_allreduce_norm(AllReduceNormParams p, const AllReduceOptions& options,
                                   cudaStream_t stream) {
   constexpr int kSize = Vec<T>::kSize;
+  cudaError_t status = load_allreduce_kernels_once<T, kWorld>();
+  if (status != cudaSuccess) return status;
   p.row_vecs = ceil_div(p.columns, kSize);
   p.inverse_hidden = 1.0f / static_cast<float>(p.columns);
   p.two_shot = !is_one_shot(kWorld, p.rows * p.columns * int64_t(sizeof(T)), options.strategy,
@@ -99,7 +139,7 @@ cudaError_t launch_allreduce_norm(AllReduceNormParams p, const AllReduceOptions&
     if (!cut_rows(p.rows, p.row_vecs, kWorld, kMaxRowCtas, &cut)) {
       return cudaErrorInvalidConfiguration;
     }
-    cudaError_t status = limit_ctas(kWorld, true, p.aligned, &cut);
+    status = limit_ctas(kWorld, true, p.aligned, &cut);
     if (status != cudaSuccess) return status;
     const int kind = 1 + static_cast<int>(p.mode);
     p.signature = options.checks_signatures ? launch_signature(p, kind) : 0u;

@@ -28,8 +28,9 @@ class RowReducer {
     cluster_arrive_relaxed();
   }
 
-  // Waits until the mbarriers of all CTAs are initialised. All threads call it once, before the
-  // first sum. Why not there: it takes less time while the data of the peers is under way.
+  // Waits until the mbarriers of all CTAs are initialised. All threads call it once, before they
+  // wait for the kernel before: that takes longer, if there is one. While the data of the peers is
+  // under way it took 0.5 us (8 rows of 8192, two H200).
   __device__ __forceinline__ static void start() {
     if (cluster_size() > 1) cluster_wait();
   }

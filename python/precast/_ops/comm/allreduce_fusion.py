@@ -8,8 +8,10 @@ groups: DeepSeek-AI, arXiv:2412.19437, section 3.3.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+from precast._base.errors import MissingKernelError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.export import Export, op
@@ -293,6 +295,17 @@ def _check_on_gpu(input: torch.Tensor) -> None:
             "allreduce_fusion: input must be a CUDA tensor, got one that is not on a GPU. Fix: "
             "move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
         )
+
+
+def load_kernels(workspace: TRTLLMAllReduceFusionWorkspace, dtype: torch.dtype) -> None:
+    """Load the kernels of a workspace, as a call without elements does; none that is missing.
+
+    CUDA loads a kernel when it is needed first, and may wait for the GPU to do that. If a kernel
+    that waits for a peer runs then, on another stream, this can be for ever.
+    """
+    empty = torch.empty(0, dtype=dtype, device=workspace.workspace_tensor.device)
+    with contextlib.suppress(MissingKernelError, UnsupportedConfigError):
+        _all_reduce(workspace, empty, empty, (-1, False, False))
 
 
 def _all_reduce(

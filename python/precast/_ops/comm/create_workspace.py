@@ -9,6 +9,7 @@ from typing import Any
 from precast._base.log import get_logger
 from precast._base.torch import torch
 from precast._op.mode import is_reference
+from precast._ops.comm.allreduce_fusion import load_kernels
 from precast._ops.comm.comm_backend import TorchDistBackend
 from precast._ops.comm.peer_buffers import PeerBuffers, make_peer_buffers, obstacle
 from precast._ops.comm.workspace import (
@@ -220,7 +221,9 @@ def make_workspace(
             made.own[:CONTROL_BYTES].zero_()
             torch.cuda.synchronize(device)
             exchange(None)  # every rank has filled its buffer
-            return TRTLLMAllReduceFusionWorkspace(*sizes, group, made)
+            workspace = TRTLLMAllReduceFusionWorkspace(*sizes, group, made)
+            load_kernels(workspace, dtype)
+            return workspace
         reason = made
     if group is None:
         raise RuntimeError(
