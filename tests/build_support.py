@@ -71,6 +71,13 @@ def some(cases: Iterable[T]) -> list[T]:
     return [*cases][:: 1 if EVERYTHING else 3]
 
 
+def quick(toolchain: Toolchain) -> list[str]:
+    """Flags for code that nobody runs: optimising it takes most of the time."""
+    if EVERYTHING or toolchain.toolkit.version < (13, 0):
+        return []
+    return ["--Ofast-compile=max"]
+
+
 def run(argv: Sequence[object], env: Mapping[str, str] | None = None, fails: bool = False) -> str:
     """The output of a command, which must succeed, or must fail."""
     done = subprocess.run(
