@@ -279,10 +279,12 @@ def outdated(folder: Path, arch: str) -> list[str]:
     if not (folder / MANIFEST_NAME).is_file():
         return []
     manifest, plan = read_manifest(folder), Plan.load(ROOT)
-    specs = plan.modules(archs=[plan.build.archs[arch]], cuda_major=manifest.cuda_major)
-    wanted = {spec.file_name: spec.fingerprint for spec in specs}
+    wanted = {
+        name: module["fingerprints"].get(f"cu{manifest.cuda_major}", {}).get(arch)
+        for name, module in plan.document["modules"].items()
+    }
     rows = [row for row in manifest.modules if row.arch == arch]
-    return [row.file for row in rows if row.fingerprint != wanted.get(row.file)]
+    return [row.file for row in rows if row.fingerprint != wanted.get(row.name)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,9 +66,16 @@ def planned(profile: str = PROFILE, archs: str = ARCHS) -> list[ModuleSpec]:
 CI_MODULES = [spec.file_name for spec in PLAN.modules(PROFILE, PLAN.archs(ARCHS))]
 
 
-def some(cases: Iterable[T]) -> list[T]:
-    """A third of the cases, always the same; at night all of them."""
-    return [*cases][:: 1 if EVERYTHING else 3]
+def some(cases: Iterable[T], one_of: int = 3) -> list[T]:
+    """A third of the cases, or another part, always the same; at night all of them."""
+    return [*cases][:: 1 if EVERYTHING else one_of]
+
+
+def quick(toolchain: Toolchain) -> list[str]:
+    """Flags for code that nobody runs: optimising it takes most of the time."""
+    if EVERYTHING or toolchain.toolkit.version < (13, 0):
+        return []
+    return ["--Ofast-compile=max"]
 
 
 def run(argv: Sequence[object], env: Mapping[str, str] | None = None, fails: bool = False) -> str:

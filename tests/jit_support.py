@@ -38,15 +38,20 @@ __global__ void TinyKernel(int* out) { *out = TINY_NUMBER; }
 cudaError_t launch_tiny(int* out) { TinyKernel<<<1, 1>>>(out); return cudaGetLastError(); }
 """
 
+#: What the macro of tvm-ffi does, whose C++ headers take most of the time; ``ONE_FILE`` has them.
 TINY_BINDING = """
 #include <cuda_runtime_api.h>
 #include <tiny.h>
-#include <tvm/ffi/function.h>
+#include <tvm/ffi/c_api.h>
 cudaError_t launch_tiny(int* out);
 // volatile: the compiler knows that a function has an address, and would drop the reference.
 static cudaError_t (*volatile launch)(int*) = launch_tiny;
-static int tiny_answer() { return launch == nullptr ? 0 : TINY_NUMBER; }
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(tiny_answer, tiny_answer);
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_tiny_answer(void*, const TVMFFIAny*, int32_t,
+                                                        TVMFFIAny* result) {
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = launch == nullptr ? 0 : TINY_NUMBER;
+  return 0;
+}
 """
 
 #: A kernel and its export in one file.

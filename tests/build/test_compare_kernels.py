@@ -61,8 +61,8 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         library = root / variant / ARCH / "tiny.so"
         library.parent.mkdir(parents=True)
         defines = [f"-D{name}={value}" for name, value in macros.items()]
-        # What is read back is in the object already, so nothing is linked.
-        command = [nvcc, "-arch=sm_90a", "-c", *defines, str(source), "-o", str(library)]
+        # What is read back is the machine code, so nothing is compiled for the host or linked.
+        command = [nvcc, "-arch=sm_90a", "-cubin", *defines, str(source), "-o", str(library)]
         compilers.append(subprocess.Popen(command))
     assert [compiler.wait() for compiler in compilers] == [0] * len(compilers)
     return root

@@ -113,7 +113,7 @@ def test_aot_goes_on_where_it_stopped(
     planned = Plan.modules
 
     def quick(self: Plan, *args: Any) -> list[ModuleSpec]:
-        return [spec for spec in planned(self, *args) if spec.op in ("scale", "concat_ops", "page")]
+        return [spec for spec in planned(self, *args) if spec.op in ("scale", "concat_ops")]
 
     monkeypatch.setattr(Plan, "modules", quick)
     arguments = ["--profile", "ci", "--arch", "8.0", "--out-dir", str(tmp_path)]
@@ -122,7 +122,7 @@ def test_aot_goes_on_where_it_stopped(
     assert re.search(rf"^{scale} +to build$", capsys.readouterr().out, re.MULTILINE)
     assert aot.main(arguments) == 0
     total = len([*tmp_path.glob("sm80/*.so")])
-    assert total == 3
+    assert total == 2
     assert f"[{total}/{total}]" in capsys.readouterr().err
     kept = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "sm80").glob("*.so")}
     (tmp_path / scale).write_bytes(b"damaged")

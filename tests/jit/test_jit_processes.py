@@ -20,7 +20,7 @@ from precast._base.trust import check_contents
 from precast._jit import cache as jit_cache
 
 #: Kills of a compile by quick fake compilers, and by the real ones; at night more of them.
-KILLS, REAL_KILLS = (50, 4) if os.environ.get("TEST_ALL") else (12, 2)
+KILLS, REAL_KILLS = (50, 4) if os.environ.get("TEST_ALL") else (12, 1)
 
 
 def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:

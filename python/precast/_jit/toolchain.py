@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from precast._base import env as _env
 from precast._base import tvm_ffi as _tvm_ffi
@@ -27,6 +31,33 @@ from precast._plan.places import source_root
 
 INSTALL_HINT = 'pip install "precast[jit]"'
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+#: Inside of :func:`searching_once`, the functions that search, with what they have found.
+_searches: ContextVar[dict[Callable[..., Any], Any] | None] = ContextVar("searches", default=None)
+
+
+@contextmanager
+def searching_once() -> Iterator[None]:
+    """Search this machine once for each target, for a caller that asks about many modules."""
+    token = _searches.set({})
+    try:
+        yield
+    finally:
+        _searches.reset(token)
+
+
+def _once(search: Callable[P, T]) -> Callable[P, T]:
+    @functools.wraps(search)
+    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+        memory = _searches.get()
+        if memory is None:
+            return search(*args, **kwargs)
+        remembered: Callable[P, T] = memory.setdefault(search, functools.cache(search))
+        return remembered(*args, **kwargs)
+
+    return found
 
 
 def for_host_compiler(flag: str) -> str:
@@ -95,6 +126,7 @@ class Toolchain:
         return f"nvcc {self.toolkit.build}; {self.host_version}"
 
 
+@_once
 def find_toolchain(
     arch: Arch | None = None,
     cuda_major: int | None = None,
@@ -117,6 +149,7 @@ def find_toolchain(
     return Toolchain(toolkit, host, version, include, library)
 
 
+@_once
 def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Toolkit:
     """The first toolkit that can target ``arch``, has ``cuda_major`` and fits the driver."""
     refused = []
@@ -196,9 +229,8 @@ def _system_homes() -> Iterator[tuple[str, Path]]:
 
 
 def _system_toolkit(origin: str, home: Path, nvcc: Path) -> Toolkit:
-    include = next(
-        (p for p in (home / "include", *home.glob("targets/*/include")) if _header_version(p)), None
-    )
+    includes = itertools.chain([home / "include"], home.glob("targets/*/include"))
+    include = next(filter(_header_version, includes), None)
     return _toolkit(origin, nvcc, include or home / "include", [home / "lib64", home / "lib"])
 
 

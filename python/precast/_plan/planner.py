@@ -18,6 +18,7 @@ from precast._base.errors import UnsupportedConfigError, UnsupportedTargetError
 from precast._base.names import axis_word, module_name
 from precast._base.version import __version__
 from precast._plan.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
+from precast._plan.includes import SourceFiles
 from precast._plan.spec import ModuleSpec
 
 PLAN_SCHEMA = 2
@@ -188,6 +189,7 @@ class Plan:
         """The plan as plain data: what the core wheel ships and the loader binds at import."""
         modules: dict[str, dict[str, Any]] = {}
         contents: dict[str, str] = {}  # of each op, read once
+        files: SourceFiles | None = None
         for major in self.build.cuda:
             for spec in self.modules(cuda_major=major):
                 if self.build.archs[spec.arch.name].cuda[0] > major:
@@ -195,8 +197,9 @@ class Plan:
                 row = modules.setdefault(
                     spec.name, {"op": spec.op, "axes": dict(spec.axes), "fingerprints": {}}
                 )
+                files = files or SourceFiles(spec.include_folders)  # the same for all ops
                 if spec.op not in contents:
-                    contents[spec.op] = spec.contents()
+                    contents[spec.op] = spec.contents(files)
                 fingerprint = spec.fingerprint_of(contents[spec.op])
                 row["fingerprints"].setdefault(f"cu{major}", {})[spec.arch.name] = fingerprint
         return {

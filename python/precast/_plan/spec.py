@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._plan.config import Arch, AxisValue
-from precast._plan.includes import include_closure
+from precast._plan.includes import SourceFiles, include_closure
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class ModuleSpec:
             "name": self.name,
             "target": self.arch.target,
             "cuda_major": self.cuda_major,
-            "sources": [Path(s).name if Path(s).is_absolute() else s for s in self.sources],
+            "sources": [_portable(s, []) if s.startswith(os.sep) else s for s in self.sources],
             "defines": list(self.defines),
             "cuda_flags": list(self.cuda_flags),
             "host_flags": list(self.host_flags),
@@ -96,15 +97,20 @@ class ModuleSpec:
 
     def files(self) -> list[Path]:
         """Every file that it is compiled from, those of its op."""
-        return include_closure(
-            [*(self.source_path(s) for s in self.sources), self.root / self.version_script],
-            self.include_folders,
-        )
+        return include_closure(self._first_files(), self.include_folders)
 
-    def contents(self) -> str:
-        """Name and sha256 of :meth:`files`, as JSON."""
-        bases = [folder.resolve() for folder in (self.root, *self.include_paths)]
-        return _json(sorted((_portable(path, bases), _sha256(path)) for path in self.files()))
+    def _first_files(self) -> list[Path]:
+        return [*(self.source_path(s) for s in self.sources), self.root / self.version_script]
+
+    def contents(self, files: SourceFiles | None = None) -> str:
+        """Name and sha256 of :meth:`files`, as JSON.
+
+        ``files`` are of the same folders, for a caller that needs the contents of many ops.
+        """
+        files = SourceFiles(self.include_folders) if files is None else files
+        bases = [os.path.realpath(folder) for folder in (self.root, *self.include_paths)]
+        paths = files.closure(self._first_files())
+        return _json(sorted((_portable(path, bases), files.sha256(path)) for path in paths))
 
     def fingerprint_of(self, contents: str) -> str:
         """:attr:`fingerprint`, for a caller that has read the op's files for another spec."""
@@ -130,13 +136,10 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _portable(path: Path, bases: list[Path]) -> str:
+def _portable(path: str, bases: list[str]) -> str:
     """The path of a file below one of ``bases``, without what is this machine's."""
     for base in bases:
-        if path.is_relative_to(base):
-            return path.relative_to(base).as_posix()
-    return path.name
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        folder = base.rstrip(os.sep) + os.sep
+        if path.startswith(folder):
+            return path[len(folder) :]
+    return path.rpartition(os.sep)[2]

@@ -187,8 +187,10 @@ def profile_outcomes(
     UsageError
         If ``op`` is unknown, or runs no kernel.
     """
+    from precast._jit.toolchain import searching_once
     from precast._plan.installed import plan
 
     ops = None if op is None else ops_of(op)
     rows = [row for row in plan().aot_axes(profile) if ops is None or row[0] in ops]
-    return [outcome(name, axes, capability) for capability in found for name, axes in rows]
+    with searching_once():
+        return [outcome(name, axes, capability) for capability in found for name, axes in rows]

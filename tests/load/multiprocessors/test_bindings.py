@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 
 ARCH = "sm90a"  # All targets link the same object of a binding.
 #: Of two wrong arguments, for each valid call.
-RANDOM_PAIRS = 60 if os.environ.get("TEST_ALL") else 15
+RANDOM_PAIRS = 60 if os.environ.get("TEST_ALL") else 8
 
 #: What takes a block that ``pack_plan`` has filled, and the arguments that no caller can give it.
 TAKES_A_PLAN = {

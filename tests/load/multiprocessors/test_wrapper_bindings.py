@@ -39,7 +39,7 @@ ARCH = "sm90a"  # All targets link the same object of a binding.
 #: Its tensors are on the host, where the number of multiprocessors is 0.
 ON_HOST = "workspace_size"
 #: Of the doubtful values of calls with many arguments. At night all are tried.
-SHARE = 1 if os.environ.get("TEST_ALL") else 0.3
+SHARE = 1 if os.environ.get("TEST_ALL") else 0.15
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ import pytest
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._jit import toolchain
 from precast._jit.cuda_major import jit_cuda_major
-from precast._jit.toolchain import find_toolchain, find_toolkit, for_host_compiler
+from precast._jit.toolchain import (
+    find_toolchain,
+    find_toolkit,
+    for_host_compiler,
+    searching_once,
+)
 from precast._plan.installed import plan
 from precast.errors import ToolchainError
 
@@ -93,6 +98,23 @@ def test_the_order_of_places(toolkit, monkeypatch, tmp_path):
     assert find_toolkit(HOPPER).origin == "PATH"
     monkeypatch.setenv("PATH", f"{tmp_path}/path")
     assert find_toolkit(HOPPER).origin == "system"
+
+
+def test_one_moment_is_searched_once_for_each_target(toolkit, monkeypatch):
+    """A list of all modules asks a thousand times; a later call finds what was installed since."""
+    monkeypatch.setenv("CUDA_HOME", str(toolkit("old", "12.6")))
+    searches, real = [], toolchain.candidates
+    monkeypatch.setattr(toolchain, "candidates", lambda: searches.append(1) or real())
+    with searching_once():
+        first = find_toolkit(HOPPER)
+        for _ in range(3):
+            assert find_toolkit(HOPPER) is first
+            with pytest.raises(ToolchainError):
+                find_toolkit(BLACKWELL)
+    assert first.version == (12, 6)
+    assert len(searches) == 1 + 3  # What is not there is looked for again.
+    monkeypatch.setenv("CUDA_HOME", str(toolkit("new")))
+    assert find_toolkit(HOPPER).version == (13, 0)
 
 
 def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch):

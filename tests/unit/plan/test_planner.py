@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -301,15 +302,14 @@ def test_the_names_of_torch_dtypes_are_values_of_the_axes():
     assert set(DTYPE_WORDS.values()) <= set(DTYPES)
 
 
-def test_the_document_reads_the_files_of_an_op_once(monkeypatch):
+def test_the_document_reads_every_file_once(monkeypatch):
     """A checkout makes it at import: once a module, that took seconds."""
-    from precast._plan import spec
-
-    scans, real = [], spec.include_closure
-    monkeypatch.setattr(spec, "include_closure", lambda *args: scans.append(1) or real(*args))
-    plan = Plan.load(source_root())
+    plan, read, real = Plan.load(source_root()), [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
     modules = plan.document["modules"]
-    assert len(scans) == len({row["op"] for row in modules.values()}) < len(modules)
+    assert len({*read}) == len(read)
+    ops = {row["op"] for row in modules.values()}
+    assert {plan.root / source for op in ops for source in plan.config.op(op).sources} <= {*read}
 
 
 def test_the_plan_of_a_wheel_keeps_the_order_of_axes(plan, tmp_path):
