@@ -39,18 +39,19 @@ struct MmaOperands {
 
 #if PRECAST_SM >= 89
 
-#define PRECAST_FP8_MMA(A, B)                                                                     \
-  template <>                                                                                     \
-  struct MmaOperands<A, B> {                                                                      \
-    static constexpr float kRescale = 1.0f;                                                       \
-                                                                                                  \
-    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4],             \
-                                               uint32_t b0, uint32_t b1) {                        \
-      asm("mma.sync.aligned.m16n8k32.row.col.f32." #A "." #B ".f32 {%0, %1, %2, %3}, {%4, %5, "   \
-          "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                  \
-          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                        \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                        \
-    }                                                                                             \
+#define PRECAST_FP8_MMA(A, B)                                                                      \
+  template <>                                                                                      \
+  struct MmaOperands<A, B> {                                                                       \
+    static constexpr float kRescale = 1.0f;                                                        \
+                                                                                                   \
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, \
+                                               uint32_t b1) {                                      \
+      asm("mma.sync.aligned.m16n8k32.row.col.f32." #A "." #B                                       \
+          ".f32 {%0, %1, %2, %3}, {%4, %5, "                                                       \
+          "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                   \
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                         \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                         \
+    }                                                                                              \
   };
 
 PRECAST_FP8_MMA(e4m3, e4m3)

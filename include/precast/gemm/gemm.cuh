@@ -51,8 +51,8 @@ cudaError_t launch_gemm_tile(const typename Gemm::Params& p, bool enable_pdl, cu
   const int64_t ctas = grid.ctas() * groups_of_grid(p.kind, p.groups);
   if (ctas > 0x7fffffff) return cudaErrorInvalidValue;
   const auto kernel = GemmKernel<Tile, Gemm>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (error != cudaSuccess) return error;
   return launch(kernel, dim3(static_cast<unsigned>(ctas)), dim3(Tile::kThreads), enable_pdl, stream,
                 GemmLaunch<typename Gemm::Params>{p, grid}, Tile::kSharedBytes);

@@ -52,7 +52,8 @@ class SumFinish<PlainGemm<A, B, Out, kRowMajorB>> {
   }
 
   __device__ __forceinline__ void set_token(int token) {
-    of_token_ = p_.a_scale.data == nullptr ? scale_ : scale_ * a_scale_[token * p_.a_scale.row_stride];
+    of_token_ =
+        p_.a_scale.data == nullptr ? scale_ : scale_ * a_scale_[token * p_.a_scale.row_stride];
   }
 
   __device__ __forceinline__ float operator()(float sum, int column) const {

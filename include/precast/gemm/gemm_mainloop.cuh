@@ -47,8 +47,7 @@ __device__ __forceinline__ int first_token_of_lane() {
 template <typename Tile>
 class BlockScales {
  public:
-  __device__ __forceinline__ BlockScales(const Fp8GemmParams& p, const TilePlace& place)
-      : p_(p) {
+  __device__ __forceinline__ BlockScales(const Fp8GemmParams& p, const TilePlace& place) : p_(p) {
     a_ = p.a_scale.data + place.a_group * p.a_scale.group_stride;
     b_ = p.b_scale.data + place.weight * p.b_scale.group_stride +
          (place.column >> p.b_scale.rows_log2) * p.b_scale.block_stride;
@@ -107,9 +106,9 @@ class GemmMainloop {
         place_(place),
         copies_(p, place, smem),
         loads_(smem),
-        steps_(static_cast<int>((int64_t(p.depth) * int(sizeof(typename Gemm::A)) +
-                                 kGemmStepBytes - 1) /
-                                kGemmStepBytes)) {}
+        steps_(static_cast<int>(
+            (int64_t(p.depth) * int(sizeof(typename Gemm::A)) + kGemmStepBytes - 1) /
+            kGemmStepBytes)) {}
 
   // Adds the products of the whole depth. All threads call it once.
   __device__ __forceinline__ void run(TileSums<Tile>& sums) {

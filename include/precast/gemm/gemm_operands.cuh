@@ -86,9 +86,9 @@ class OperandCopies {
   }
 
  private:
-  int row_, chunk_;      // of this thread; the chunk in bytes
-  uint32_t target_;      // of its first chunk in the first stage
-  const char *a_, *b_;   // its first chunks of the next step
+  int row_, chunk_;     // of this thread; the chunk in bytes
+  uint32_t target_;     // of its first chunk in the first stage
+  const char *a_, *b_;  // its first chunks of the next step
   int64_t a_stride_, b_stride_;
   int a_rows_, b_rows_;  // that exist, from its first on; columns of a row-major weight
   int depth_left_;       // from the next step on
