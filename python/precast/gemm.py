@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from precast._ops.gemm.blockscale import fp8_blockscale_gemm_sm90
 from precast._ops.gemm.fp8_gemm import (
     gemm_fp8_nt_blockscaled,
     gemm_fp8_nt_groupwise,
@@ -29,6 +30,16 @@ from precast._ops.gemm.router import (
     mm_M1_16_K7168_N256,
     mm_M1_16_K7168_N256_reference,
 )
+from precast._ops.gemm.scaled_mm import (
+    bmm_fp8,
+    bmm_fp8_reference,
+    grouped_mm_fp8,
+    grouped_mm_fp8_reference,
+    mm_fp8,
+    mm_fp8_reference,
+    scaled_mm,
+    scaled_mm_reference,
+)
 from precast._ops.gemm.segment_gemm import (
     SegmentGEMMWrapper,
     segment_gemm,
@@ -42,6 +53,9 @@ __all__ = [
     "batch_deepgemm_fp8_nt_groupwise_reference",
     "bmm_bf16",
     "bmm_bf16_reference",
+    "bmm_fp8",
+    "bmm_fp8_reference",
+    "fp8_blockscale_gemm_sm90",
     "gemm_fp8_nt_blockscaled",
     "gemm_fp8_nt_groupwise",
     "gemm_fp8_nt_groupwise_reference",
@@ -51,12 +65,18 @@ __all__ = [
     "group_gemm_fp8_nt_groupwise_reference",
     "grouped_mm_bf16",
     "grouped_mm_bf16_reference",
+    "grouped_mm_fp8",
+    "grouped_mm_fp8_reference",
     "mm_M1_16_K7168_N128",
     "mm_M1_16_K7168_N128_reference",
     "mm_M1_16_K7168_N256",
     "mm_M1_16_K7168_N256_reference",
     "mm_bf16",
     "mm_bf16_reference",
+    "mm_fp8",
+    "mm_fp8_reference",
+    "scaled_mm",
+    "scaled_mm_reference",
     "segment_gemm",
     "segment_gemm_reference",
     "tinygemm_bf16",

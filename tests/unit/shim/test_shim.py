@@ -108,12 +108,11 @@ for path in ("comm.mnnvl", "gemm", "fused_moe.core"):
         print(path)
     except ImportError:
         pass
-for name in ("bmm_fp8", "mm_mxfp8"):
-    print(name if hasattr(flashinfer, name) else "-")
-assert not hasattr(precast, "bmm_fp8")
+print("mm_mxfp8" if hasattr(flashinfer, "mm_mxfp8") else "-")
+assert not hasattr(precast, "mm_mxfp8")
 """
-    assert answer(site, code).split() == ["comm.mnnvl", "gemm", "fused_moe.core", "-", "-"]
-    every = ["comm.mnnvl", "gemm", "fused_moe.core", "bmm_fp8", "mm_mxfp8"]
+    assert answer(site, code).split() == ["comm.mnnvl", "gemm", "fused_moe.core", "-"]
+    every = ["comm.mnnvl", "gemm", "fused_moe.core", "mm_mxfp8"]
     assert answer(sglang_site, code).split() == every
 
 

@@ -44,12 +44,14 @@ def write_groups(
     starts: torch.Tensor,
     out: torch.Tensor,
     weight_of_group: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """Write the product of each group's rows with its weight ``[depth, columns]``."""
     for group, rows in enumerate(rows_of_groups(starts, len(a))):
         weight = group if weight_of_group is None else int(weight_of_group[group])
         if 0 <= weight < len(b):
-            out[rows] = (a[rows].float() @ b[weight].float()).to(out.dtype)
+            result = a[rows].float() @ b[weight].float()
+            out[rows] = (result if scale is None else result * scale.reshape(())).to(out.dtype)
 
 
 def _write(a: torch.Tensor, b: torch.Tensor, m_indptr: torch.Tensor, out: torch.Tensor) -> None:

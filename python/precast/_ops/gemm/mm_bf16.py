@@ -18,11 +18,6 @@ from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
 from precast.trace.registry import by_form
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    result = a.float() @ b.float()
-    return result if bias is None else result + bias.float()
-
-
 def mm_bf16_reference(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -59,7 +54,7 @@ _MM = Export(
     "gemm",
     "mm_bf16",
     "a:T=bf16[m,k] b:bf16[k,n] bias?:bf16[n] out!:U=bf16|f16|f32[m,n] tile:int pdl:pdl",
-    reference=_product,
+    reference=lambda a, b, bias: mm_bf16_reference(a, b, bias, torch.float32),
     check=_check,
     derived={"out_dtype": lambda out: out.dtype},
 )
@@ -67,7 +62,7 @@ _BMM = Export(
     "gemm",
     "bmm_bf16",
     "A:T=bf16[b,m,k] B:bf16[b,k,n] out!:U=bf16|f16|f32[b,m,n] tile:int enable_pdl:pdl_on",
-    reference=lambda A, B: A.float() @ B.float(),
+    reference=lambda A, B: bmm_bf16_reference(A, B, torch.float32),
     check=_check_batch,
     derived={"out_dtype": lambda out: out.dtype},
 )
