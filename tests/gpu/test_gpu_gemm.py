@@ -165,9 +165,8 @@ def test_every_e4m3_number_is_multiplied_exactly() -> None:
     weight = torch.zeros(8, 16, device=DEVICE).to(E4M3)
     weight[:, 5] = torch.tensor(1.0).to(E4M3)
     out = gemm.scaled_mm(a, weight.T, one, one, out_dtype=F32)
-    assert torch.equal(
-        out.nan_to_num(777.0), numbers.float().nan_to_num(777.0)[:, None].expand(-1, 8)
-    )
+    want = numbers.float()[:, None].expand(-1, 8)
+    assert torch.equal(out.nan_to_num(777.0), want.nan_to_num(777.0))
 
 
 COUNTS = [[0, 1, 127, 128, 129, 0, 300], [1], [0, 0, 517], [64] * 40, [3, 2, 1, 0]]
@@ -287,8 +286,7 @@ def test_the_same_call_gives_the_same_bits(generator: torch.Generator) -> None:
             assert torch.equal(gemm.mm_bf16(a, weight.T), first)
 
 
-@pytest.mark.parametrize("dtypes", [(BF16, BF16), (E4M3, E4M3)], ids=str)
-def test_fp8_blockscale_gemm(dtypes: tuple[Any, Any], generator: torch.Generator) -> None:
+def test_fp8_blockscale_gemm(generator: torch.Generator) -> None:
     x = torch.randn(70, 512, generator=generator, device=DEVICE).to(BF16)
     weight = torch.randn(192, 512, generator=generator, device=DEVICE).to(BF16)
     got = gemm.fp8_blockscale_gemm_sm90(x, weight)

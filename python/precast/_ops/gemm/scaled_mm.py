@@ -251,6 +251,11 @@ def _template(
     )
 
 
+def _column_major(made: dict[str, Any]) -> None:
+    name = "b" if "b" in made else "B"
+    made[name] = made[name].mT.contiguous().mT
+
+
 @precast_api(
     trace=_template(
         "scaled_mm",
@@ -261,6 +266,7 @@ def _template(
             "scale_b": ["one", "num_columns"],
         },
         scaled_mm_reference,
+        fill=_column_major,
     )
 )
 @op("scaled_gemm")
@@ -337,6 +343,7 @@ def scaled_mm(
         bmm_fp8_reference,
         batched=True,
         fixed={"dtype": Dtype("bfloat16")},
+        fill=_column_major,
     )
 )
 @op(
