@@ -88,7 +88,7 @@ import importlib.util
 import flashinfer
 assert not hasattr(flashinfer, "cutlass_fused_moe") and not hasattr(flashinfer, "__wrapped__")
 import flashinfer.gemm
-assert not hasattr(flashinfer.gemm, "fp8_blockscale_gemm_sm90")
+assert not hasattr(flashinfer.gemm, "mm_mxfp8")
 for name in ("cute_dsl", "gdn_prefill", "comm.trtllm_alltoall", "comm.trtllm_moe_alltoall"):
     assert importlib.util.find_spec(f"flashinfer.{name}") is None, name
 try:

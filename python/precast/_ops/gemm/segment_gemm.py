@@ -47,7 +47,9 @@ def _check(
     shape = [len(weights), *((columns, depth) if weight_column_major else (depth, columns))]
     if list(weights.shape) != shape:
         raise ValueError(f"{export}: weights must have shape {shape}, got {[*weights.shape]}")
-    segments = max(len(seg_indptr) - 1, 0)
+    if len(seg_indptr) == 0:
+        raise ValueError(f"{export}: seg_indptr must have shape [1], got [0]")
+    segments = len(seg_indptr) - 1
     if weight_indices is not None:
         if weight_indices.shape != (segments,):
             raise ValueError(
