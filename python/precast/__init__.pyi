@@ -87,8 +87,17 @@ from precast._ops.gemm.fp8_grouped import (
 from precast._ops.gemm.fp8_grouped import (
     group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise,
 )
+from precast._ops.gemm.grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
+from precast._ops.gemm.mm_bf16 import bmm_bf16 as bmm_bf16
+from precast._ops.gemm.mm_bf16 import mm_bf16 as mm_bf16
 from precast._ops.gemm.router import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
 from precast._ops.gemm.router import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
+from precast._ops.gemm.scaled_mm import bmm_fp8 as bmm_fp8
+from precast._ops.gemm.scaled_mm import grouped_mm_fp8 as grouped_mm_fp8
+from precast._ops.gemm.scaled_mm import mm_fp8 as mm_fp8
+from precast._ops.gemm.scaled_mm import scaled_mm as scaled_mm
+from precast._ops.gemm.segment_gemm import SegmentGEMMWrapper as SegmentGEMMWrapper
+from precast._ops.gemm.segment_gemm import segment_gemm as segment_gemm
 from precast._ops.gemm.tinygemm import tinygemm_bf16 as tinygemm_bf16
 from precast._ops.mhc.post import mhc_post as mhc_post
 from precast._ops.mhc.pre import mhc_pre_big_fuse as mhc_pre_big_fuse

@@ -9,7 +9,7 @@
 
 #include "precast/attention/kv_format.cuh"
 #include "precast/attention/tile.cuh"
-#include "precast/core/fp8.cuh"
+#include "precast/core/fp8_to_f16.cuh"
 #include "precast/core/mma.cuh"
 #include "precast/core/vec.cuh"
 
@@ -34,47 +34,6 @@ template <typename Q>
 struct MmaType<Q, Nvfp4> {
   using type = f16;
 };
-
-// The factor that fp8x4_to_f16x2() leaves out. Below compute capability 8.9, e4m3 becomes f16 by
-// moving its bits, so an exponent that is biased by 7 is read as one that is biased by 15. NaN then
-// becomes 480 with its sign; to keep NaN would cost the mainloop more than the conversion does.
-template <typename KV>
-struct Fp8Rescale {
-  static constexpr float kScale = 1.0f;
-};
-#if PRECAST_SM < 89
-template <>
-struct Fp8Rescale<e4m3> {
-  static constexpr float kScale = 256.0f;
-};
-#endif
-
-// Converts four FP8 numbers to f16: `low` gets the first two, `high` the last two.
-template <typename KV>
-__device__ __forceinline__ void fp8x4_to_f16x2(uint32_t x, uint32_t& low, uint32_t& high);
-template <>
-__device__ __forceinline__ void fp8x4_to_f16x2<e5m2>(uint32_t x, uint32_t& low, uint32_t& high) {
-  low = __byte_perm(x, 0u, 0x1404);
-  high = __byte_perm(x, 0u, 0x3424);
-}
-template <>
-__device__ __forceinline__ void fp8x4_to_f16x2<e4m3>(uint32_t x, uint32_t& low, uint32_t& high) {
-#if PRECAST_SM < 89
-  const uint32_t a = __byte_perm(x, 0u, 0x1404), b = __byte_perm(x, 0u, 0x3424);
-  low = (a & 0x80008000u) | (a >> 1 & 0x3f803f80u);
-  high = (b & 0x80008000u) | (b >> 1 & 0x3f803f80u);
-#else
-  // Why not the intrinsic: it needs a shift for the upper half.
-  asm("{\n"
-      ".reg .b16 a, b;\n"
-      "mov.b32 {a, b}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, a;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, b;\n"
-      "}"
-      : "=r"(low), "=r"(high)
-      : "r"(x));
-#endif
-}
 
 // The offsets of this lane's first ldmatrix row in K and in V, from the start of a stage.
 template <typename Tile>

@@ -28,11 +28,12 @@ enum class TokenGroups : int {
 };
 
 // A matrix of each group; rows are contiguous along the depth, strides are in bytes.
-struct Fp8Matrix {
+struct GemmMatrix {
   const void* data;  // [groups, rows, depth]
   int64_t row_stride;
   int64_t group_stride;
 };
+using Fp8Matrix = GemmMatrix;
 
 // The scales of a matrix; strides are in elements. The scales of a group span less than 2^32 - 1.
 struct Fp8Scales {

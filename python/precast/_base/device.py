@@ -49,6 +49,18 @@ def get_compute_capability(device: Device = None) -> tuple[int, int]:
     return _capability(device_index(device))
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels for sm_90a run on the device."""
+    return device.type == "cuda" and _is_hopper(device_index(device))
+
+
+@functools.cache
+def _is_hopper(index: int) -> bool:
+    # Why not get_device_capability: TorchDynamo takes these properties for constants.
+    properties = torch.cuda.get_device_properties(index)
+    return (properties.major, properties.minor) == (9, 0)
+
+
 def _major(device: Device) -> int:
     if not torch.cuda.is_available():
         return 0

@@ -38,6 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "fused_moe.utils": ("precast.shim.names.token_buckets",),
     "gemm": ("precast.gemm",),
     "gemm.routergemm": ("precast.gemm",),
+    "grouped_mm": ("precast.grouped_mm",),
     "jit": ("precast.jit", "precast.shim.names.tinygemm2"),
     "jit.core": ("precast.jit.core",),
     "jit.env": ("precast.jit.env",),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import precast
-from precast._ops.gemm import _fp8
+from precast._ops.gemm import _fp8, fp8_gemm
 from precast.gemm import gemm_fp8_nt_groupwise, gemm_fp8_nt_groupwise_reference
 from precast.shim import look_up
 from precast.testing import assert_close
@@ -205,7 +205,10 @@ def test_a_depth_that_is_no_multiple(depth: int) -> None:
             {"scale_granularity_mnk": (1, 1, 128)},
             r"scale_granularity_mnk must be \(1, 128, 128\) or",
         ),
-        ({"backend": "cudnn"}, "backend must be one of 'cutlass', 'trtllm', 'cutile', got 'cudnn'"),
+        (
+            {"backend": "cudnn"},
+            "backend must be one of 'cutlass', 'trtllm', 'cutile', 'mma', got 'cudnn'",
+        ),
     ],
 )
 def test_options_that_are_refused(wrong: dict[str, Any], words: str) -> None:
@@ -225,10 +228,35 @@ def test_an_output_that_overlaps_is_refused() -> None:
 
 def test_limits_are_those_of_the_kernel() -> None:
     root = Path(__file__).resolve().parents[3]
-    text = (root / "csrc" / "gemm" / "fp8_gemm_binding.cc").read_text()
+    text = (root / "csrc" / "gemm" / "gemm_checks.h").read_text()
     assert (_fp8.MAX_DEPTH, _fp8.MAX_ROWS) == (2**31 - 129, 2**31 - 513)
     assert "constexpr int64_t kMostDepth = kMostInt - kFp8Block;" in text
     assert "constexpr int64_t kMostRows = kMostInt - 512;" in text
+
+
+def test_tiles_of_the_kernels_for_every_gpu() -> None:
+    given = {**problem(5, 264, 400), "scale_major_mode": "K"}
+    want = gemm_fp8_nt_groupwise(**given)
+    for tile in range(_fp8.MMA_TILES):
+        got = gemm_fp8_nt_groupwise(**given, backend="mma", choice=tile)
+        assert torch.equal(got, want)
+    with pytest.raises(ValueError, match="choice must be -1 or a tile below 4, got 4"):
+        gemm_fp8_nt_groupwise(**given, backend="mma", choice=_fp8.MMA_TILES)
+    root = Path(__file__).resolve().parents[3]
+    text = (root / "include" / "precast" / "gemm" / "gemm_tiles.cuh").read_text()
+    table = text.partition("kGemmTiles[] = {")[2].partition("};")[0]
+    assert table.count("},") == _fp8.MMA_TILES
+
+
+@pytest.mark.parametrize("backend", ["cutlass", "mma"])
+@pytest.mark.parametrize("hopper", [False, True])
+def test_which_kernels_run(backend: str, hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fp8, "is_hopper", lambda device: hopper)
+    both = fp8_gemm._GEMM, fp8_gemm._GEMM_MMA
+    a = problem(1, 8, 16)["a"]
+    assert _fp8.chosen(both, a, backend).op == (
+        "fp8_gemm" if hopper and backend == "cutlass" else "fp8_gemm_mma"
+    )
 
 
 def test_torch_compile_without_a_graph_break() -> None:

@@ -167,13 +167,13 @@ def test_what_is_refused(name: str) -> None:
     if name == NAMES[1]:
         changes += [
             ({"expected_m": 0}, "expected_m must be positive, got 0"),
-            ({"backend": "cuda"}, "backend must be 'deepgemm' or 'cake', got 'cuda'"),
+            ({"backend": "cuda"}, "backend must be one of 'deepgemm', 'cake', 'mma', got 'cuda'"),
         ]
     if name == NAMES[2]:
         changes += [
             ({"scale_major_mode": "N"}, "scale_major_mode must be 'MN' or 'K', got 'N'"),
             ({"mma_sm": 3}, "mma_sm must be 1 or 2, got 3"),
-            ({"backend": "cuda"}, "backend must be 'trtllm' or 'cutile', got 'cuda'"),
+            ({"backend": "cuda"}, "backend must be one of 'trtllm', 'cutile', 'mma', got 'cuda'"),
             ({"segment_alignment": 0}, "segment_alignment must be at least 1, got 0"),
         ]
     for change, words in changes:

@@ -24,11 +24,8 @@ from precast.shim.names.utils import FP4Tensor, get_trtllm_gen_multi_ctas_kv_cou
 from precast.utils import get_shuffle_matrix_a_row_indices, get_shuffle_matrix_sf_a_row_indices
 
 RAISING = [
-    ("sglang", "", "bmm_fp8", "SGLANG_FORCE_FP8_MARLIN=1"),
     ("sglang", "", "mm_mxfp8", "--fp8-gemm-backend"),
     ("sglang", "fused_moe", "trtllm_mxint4_block_scale_moe", "--moe-runner-backend"),
-    ("sglang", "gemm", "bmm_fp8", "SGLANG_FORCE_FP8_MARLIN=1"),
-    ("sglang", "gemm", "fp8_blockscale_gemm_sm90", "--fp8-gemm-backend"),
     ("sglang", "gemm", "mm_mxfp8", "--fp8-gemm-backend"),
 ]
 
@@ -47,7 +44,7 @@ def test_the_documentation_lists_the_names_without_a_kernel():
     rows = [line for line in table.splitlines() if line.startswith(("| vLLM |", "| SGLang |"))]
     for engine, _, name, option in RAISING:
         assert any(name in row and option in row and engine in row.lower() for row in rows), name
-    assert len(rows) == len({name for _, _, name, _ in RAISING}) + 1  # bmm_fp8 has two
+    assert len(rows) == len({name for _, _, name, _ in RAISING})
 
 
 @pytest.mark.parametrize("engine", ENGINE_MODULES)

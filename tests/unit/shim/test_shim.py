@@ -88,7 +88,7 @@ import importlib.util
 import flashinfer
 assert not hasattr(flashinfer, "cutlass_fused_moe") and not hasattr(flashinfer, "__wrapped__")
 import flashinfer.gemm
-assert not hasattr(flashinfer.gemm, "fp8_blockscale_gemm_sm90")
+assert not hasattr(flashinfer.gemm, "mm_mxfp8")
 for name in ("cute_dsl", "gdn_prefill", "comm.trtllm_alltoall", "comm.trtllm_moe_alltoall"):
     assert importlib.util.find_spec(f"flashinfer.{name}") is None, name
 try:
@@ -108,12 +108,11 @@ for path in ("comm.mnnvl", "gemm", "fused_moe.core"):
         print(path)
     except ImportError:
         pass
-for name in ("bmm_fp8", "mm_mxfp8"):
-    print(name if hasattr(flashinfer, name) else "-")
-assert not hasattr(precast, "bmm_fp8")
+print("mm_mxfp8" if hasattr(flashinfer, "mm_mxfp8") else "-")
+assert not hasattr(precast, "mm_mxfp8")
 """
-    assert answer(site, code).split() == ["comm.mnnvl", "gemm", "fused_moe.core", "-", "-"]
-    every = ["comm.mnnvl", "gemm", "fused_moe.core", "bmm_fp8", "mm_mxfp8"]
+    assert answer(site, code).split() == ["comm.mnnvl", "gemm", "fused_moe.core", "-"]
+    every = ["comm.mnnvl", "gemm", "fused_moe.core", "mm_mxfp8"]
     assert answer(sglang_site, code).split() == every
 
 

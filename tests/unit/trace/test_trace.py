@@ -44,6 +44,7 @@ WITHOUT_TEMPLATE = {
     "shuffle_matrix_sf_a": "calls block_scale_interleave, which has one",
     "get_shuffle_matrix_a_row_indices": "makes indices by PyTorch while weights are loaded",
     "get_shuffle_matrix_sf_a_row_indices": "makes indices by PyTorch while weights are loaded",
+    "fp8_blockscale_gemm_sm90": "calls gemm_fp8_nt_groupwise, which has one",
     "gemm_fp8_nt_blockscaled": "calls gemm_fp8_nt_groupwise, which has one",
     "get_seq_lens": "is four operations of PyTorch, no kernel",
     "convert_bsr_mask_layout": "is indexing by PyTorch in a plan, no kernel",

@@ -9,10 +9,9 @@ not faster at: short requests. Masks and options of scores do not matter.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
-from precast._base.device import device_index
+from precast._base.device import is_hopper
 from precast._base.torch import torch
 from precast._ops.attention.enums import PosEncodingMode
 from precast._plan.installed import plan_document
@@ -31,18 +30,6 @@ _FP8_HEAD_DIMS = frozenset(tuple(pair) for pair in _FP8_AXES["head_dim_qk,head_d
 #: not share the rows of a tile, as ``kSharesRows`` says, for the tile of 64 rows.
 _FEWEST_ROWS, _FEWEST_UNSHARED_ROWS = 17, 65
 _MOST_GROUP = 64
-
-
-def is_hopper(device: torch.device) -> bool:
-    """Whether kernels for sm_90a run on the device."""
-    return device.type == "cuda" and _has_capability(device_index(device))
-
-
-@functools.cache
-def _has_capability(index: int) -> bool:
-    # Why not get_device_capability: TorchDynamo takes these properties for constants.
-    properties = torch.cuda.get_device_properties(index)
-    return (properties.major, properties.minor) == (9, 0)
 
 
 def rows_of_tile(head_dim_vo: int, kv_bytes: int) -> int:

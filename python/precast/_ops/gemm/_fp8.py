@@ -6,9 +6,13 @@ The checks are those of reference mode, in the words of the bindings.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
 
+from precast._base.device import is_hopper
 from precast._base.torch import torch
+from precast._op.export import Export
 
 BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
 #: The largest sizes: kernels number rows with 32 bits.
@@ -16,12 +20,16 @@ MAX_DEPTH, MAX_ROWS = 2**31 - 1 - BLOCK, 2**31 - 1 - 512
 #: Pairs of a tile and a kind of cluster, and kinds of clusters: ``kNumFp8Choices`` and
 #: ``kNumFp8Clusters`` of ``choose.cuh``.
 CHOICES, CLUSTERS = 72, 6
+#: The tiles of the kernels for every GPU: ``kNumGemmTiles`` of ``gemm_tiles.cuh``.
+MMA_TILES = 4
+#: The backend that takes the kernels for every GPU where there are others.
+MMA = "mma"
 #: Row strides and addresses of operands and outputs are multiples of so many bytes.
 ROW_BYTES = 16
 #: Whether the scales of `a` and `b` have the depth in their last dimension, by
 #: ``scale_major_mode`` and by FlashInfer's backend where that decides.
 K_MAJOR = {"K": (True, True), "MN": (False, False), None: (True, False)}
-_BACKENDS = ("cutlass", "trtllm", "cutile")
+_BACKENDS = ("cutlass", "trtllm", "cutile", MMA)
 
 
 def _blocks(size: int, block: int = BLOCK) -> int:
@@ -100,14 +108,15 @@ def check_product(
     b_scale_k_major: bool = True,
     a_scale_rows: int = 1,
     choice: int = -1,
-    clusters: Collection[int] = range(CLUSTERS),
+    clusters: Collection[int] | None = range(CLUSTERS),
 ) -> None:
     """Raise what all functions refuse; dtypes, and shapes but those of scales, are checked.
 
     Parameters
     ----------
-    clusters : collection of int
-        The kinds of clusters that are legal for this kind of tokens: ``kFp8Clusters``.
+    clusters : collection of int, optional
+        The kinds of clusters that are legal for this kind of tokens: ``kFp8Clusters``. None for
+        the kernels of every GPU, which have none.
     """
     (rows, depth), columns = a.shape[-2:], b.shape[-2]
     if not 0 < depth <= MAX_DEPTH or depth % DEPTH_MULTIPLE:
@@ -123,7 +132,12 @@ def check_product(
         raise ValueError(f"{export}: a must have at most {MAX_ROWS} rows, got shape {[*a.shape]}")
     if a_scale_rows not in (1, BLOCK):
         raise ValueError(f"{export}: a_scale_rows must be 1 or {BLOCK}, got {a_scale_rows}")
-    if choice >= CHOICES or (choice >= 0 and choice % CLUSTERS not in clusters):
+    if clusters is None:
+        if choice >= MMA_TILES:
+            raise ValueError(
+                f"{export}: choice must be -1 or a tile below {MMA_TILES}, got {choice}"
+            )
+    elif choice >= CHOICES or (choice >= 0 and choice % CLUSTERS not in clusters):
         raise ValueError(
             f"{export}: choice must be -1 or a tile and cluster for this kind of tokens below "
             f"{CHOICES}, got {choice}"
@@ -136,6 +150,29 @@ def check_product(
     _check_scales(export, "a_scale", a_scale, of_a, a_rows, depth, a_scale_k_major)
     _check_scales(export, "b_scale", b_scale, groups, _blocks(columns), depth, b_scale_k_major)
     _check_rows(export, "out", out)
+
+
+def exports(
+    name: str,
+    declaration: str,
+    check: Callable[..., None],
+    clusters: Collection[int] = range(CLUSTERS),
+    **options: Any,
+) -> tuple[Export, Export]:
+    """Return a function's export of the kernels for Hopper, and that of those for every GPU.
+
+    ``check`` takes the legal kinds of clusters as ``clusters``, as :func:`check_product` does.
+    """
+    of_sm90, of_mma = (functools.partial(check, clusters=kinds) for kinds in (clusters, None))
+    return (
+        Export("fp8_gemm", name, declaration, check=of_sm90, **options),
+        Export("fp8_gemm_mma", f"{name}_mma", declaration, check=of_mma, function=name, **options),
+    )
+
+
+def chosen(both: tuple[Export, Export], a: torch.Tensor, backend: str) -> Export:
+    """Of what :func:`exports` returns, the one for the GPU of ``a``, or that of the backend."""
+    return both[0 if backend != MMA and is_hopper(a.device) else 1]
 
 
 def scale_layout(
@@ -158,9 +195,9 @@ def scale_layout(
         raise ValueError(
             f"{export}: scale_major_mode must be 'MN' or 'K', got {scale_major_mode!r}"
         )
-    if scale_major_mode is None and backend == "cutlass":
+    if scale_major_mode is None and backend in ("cutlass", MMA):
         raise ValueError(
-            f"{export}: scale_major_mode must be 'MN' or 'K' with backend='cutlass', got None"
+            f"{export}: scale_major_mode must be 'MN' or 'K' with backend={backend!r}, got None"
         )
     if mma_sm not in (1, 2):
         raise ValueError(f"{export}: mma_sm must be 1 or 2, got {mma_sm!r}")

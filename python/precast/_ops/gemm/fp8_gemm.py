@@ -8,8 +8,16 @@ for the addition of their products in float32.
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.export import Export, op
-from precast._ops.gemm._fp8 import BLOCK, K_MAJOR, check_product, scale_layout, scaled_product
+from precast._op.export import op
+from precast._ops.gemm._fp8 import (
+    BLOCK,
+    K_MAJOR,
+    check_product,
+    chosen,
+    exports,
+    scale_layout,
+    scaled_product,
+)
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
 from precast.trace.registry import by_form
@@ -58,14 +66,14 @@ def _mode(a_scale_k_major: bool, b_scale_k_major: bool) -> str | None:
     return next(k for k, v in K_MAJOR.items() if v == (a_scale_k_major, b_scale_k_major))
 
 
-#: ``choice`` is a tile and a kind of cluster (``choose.cuh``), or -1: the model's choice.
-_GEMM = Export(
-    "fp8_gemm",
+#: ``choice`` is -1: the choice of the launcher; or, for Hopper, a tile and a kind of cluster
+#: (``sm90/choose.cuh``), else a tile (``gemm_tiles.cuh``).
+_GEMM, _GEMM_MMA = exports(
     "gemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32 b_scale:f32 out!:T=bf16|f16|f32[m,n] a_scale_k_major:bool "
     "b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
+    check_product,
     reference=_reference,
-    check=check_product,
     derived={
         "scale_major_mode": _mode,
         "scale_granularity_mnk": lambda a_scale_rows: (a_scale_rows, BLOCK, BLOCK),
@@ -138,7 +146,7 @@ _TRACE = by_form(_form, _template, _USUAL)
 
 
 @precast_api(trace=_TRACE)
-@op("fp8_gemm")
+@op("fp8_gemm_mma")
 def gemm_fp8_nt_groupwise(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -190,10 +198,12 @@ def gemm_fp8_nt_groupwise(
     out_dtype : torch.dtype, optional
         The dtype of a new ``out``. Default: bfloat16.
     backend : str
-        ``"cutlass"``, ``"trtllm"`` or ``"cutile"``, FlashInfer's; all are the same kernel.
+        ``"cutlass"``, ``"trtllm"`` or ``"cutile"``, FlashInfer's, which are the same here: the
+        kernels for Hopper there, elsewhere those for every GPU. ``"mma"`` takes the latter on
+        Hopper, too.
     choice : int
-        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
-        by a model.
+        The number of a tile and, on Hopper, a kind of cluster, for measurements. Default: -1, what
+        the launcher expects to be the fastest.
 
     Returns
     -------
@@ -209,12 +219,14 @@ def gemm_fp8_nt_groupwise(
 
     Notes
     -----
-    Tensor cores add the products of a block of the depth, with about 14 bits; the sum of a block is
-    multiplied by the product of its two scales and added in float32, block by block, and the result
-    is rounded once to nearest even. Which tile computes a shape follows from the shape and the
-    number of multiprocessors alone, so the same call gives the same bits each time. Where few tiles
-    would leave multiprocessors idle, parts of the depth are added up separately, then in a fixed
-    order.
+    Tensor cores add the products of a block of the depth, those of FP8 with about 14 bits; the sum
+    of a block is multiplied by the product of its two scales and added in float32, block by block,
+    and the result is rounded once to nearest even. Where tensor cores have no FP8 (compute
+    capability below 8.9), and in the kernels of ``"mma"`` on 9.0 to 11.0, operands become float16
+    first, which is exact. Which tile computes a shape follows from the shape and the number of
+    multiprocessors alone, so the same call gives the same bits each time. On Hopper, where few
+    tiles would leave multiprocessors idle, parts of the depth are added up separately, then in a
+    fixed order.
 
     Allocates only a missing ``out``; one launch; safe in CUDA graphs; not differentiable. Scales
     that are powers of two are taken as float32. FlashInfer's function needs compute capability 10.0
@@ -234,7 +246,8 @@ def gemm_fp8_nt_groupwise(
     )
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[0], dtype=out_dtype or torch.bfloat16)
-    _GEMM.launch(a, b, a_scale, b_scale, out, *layout, choice)
+    export = chosen((_GEMM, _GEMM_MMA), a, backend)
+    export.launch(a, b, a_scale, b_scale, out, *layout, choice)
     return out
 
 

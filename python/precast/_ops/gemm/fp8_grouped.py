@@ -6,13 +6,21 @@ Source: the three ways to say the groups are those of DeepGEMM and of FlashInfer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, op
-from precast._ops.gemm._fp8 import BLOCK, check_product, scale_layout, scaled_product
+from precast._op.export import op
+from precast._ops.gemm._fp8 import (
+    BLOCK,
+    MMA,
+    check_product,
+    chosen,
+    exports,
+    scale_layout,
+    scaled_product,
+)
 from precast._ops.gemm.fp8_gemm import gemm_fp8_nt_groupwise
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
@@ -115,8 +123,9 @@ def _check_indexed(
     m_indices: torch.Tensor,
     out: torch.Tensor,
     choice: int,
+    clusters: Collection[int] | None,
 ) -> None:
-    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=_OF_EACH)
+    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=clusters)
     _check_numbers(export, "m_indices", m_indices)
 
 
@@ -130,10 +139,11 @@ def _check_counted(
     out: torch.Tensor,
     expected_m: int,
     choice: int,
+    clusters: Collection[int] | None,
 ) -> None:
     if expected_m <= 0:
         raise ValueError(f"{export}: expected_m must be positive, got {expected_m}")
-    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=_OF_GROUPS)
+    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=clusters)
     _check_numbers(export, "masked_m", masked_m)
 
 
@@ -147,41 +157,50 @@ def _check_ranges(
     out: torch.Tensor,
     scales_k_major: bool,
     choice: int,
+    clusters: Collection[int] | None,
 ) -> None:
     layout = scales_k_major, scales_k_major, 1
-    check_product(export, a, b, a_scale, b_scale, out, *layout, choice, _OF_GROUPS)
+    check_product(export, a, b, a_scale, b_scale, out, *layout, choice, clusters)
     _check_numbers(export, "m_indptr", m_indptr)
+
+
+def _check_backend(export: str, backend: str, *legal: str) -> None:
+    legal = *legal, MMA
+    if backend not in legal:
+        raise ValueError(
+            f"{export}: backend must be one of {', '.join(map(repr, legal))}, got {backend!r}"
+        )
 
 
 _DTYPE: dict[str, Callable[..., Any]] = {
     "out_dtype": lambda out: out.dtype,
     "scale_granularity_mnk": lambda: (1, BLOCK, BLOCK),
 }
-_INDEXED = Export(
-    "fp8_gemm",
+_INDEXED = exports(
     "group_deepgemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indices:i32[m] "
     "out!:T=bf16|f16|f32[m,n] choice:int enable_pdl:pdl_on",
+    _check_indexed,
+    _OF_EACH,
     write=_write_indexed,
-    check=_check_indexed,
     derived=_DTYPE,
 )
-_COUNTED = Export(
-    "fp8_gemm",
+_COUNTED = exports(
     "batch_deepgemm_fp8_nt_groupwise",
     "a:e4m3[groups,m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 masked_m:i32[groups] "
     "out!:T=bf16|f16|f32[groups,m,n] expected_m:int choice:int enable_pdl:pdl_on",
+    _check_counted,
+    _OF_GROUPS,
     write=_write_counted,
-    check=_check_counted,
     derived=_DTYPE,
 )
-_RANGES = Export(
-    "fp8_gemm",
+_RANGES = exports(
     "group_gemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indptr:i32[groups+1] "
     "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl_on",
+    _check_ranges,
+    _OF_GROUPS,
     write=_write_ranges,
-    check=_check_ranges,
     derived={
         **_DTYPE,
         "scale_major_mode": lambda scales_k_major: "K" if scales_k_major else "MN",
@@ -303,7 +322,7 @@ def _template(
         batched=False,
     )
 )
-@op("fp8_gemm")
+@op("fp8_gemm_mma")
 @documented(gemm_fp8_nt_groupwise, _GROUPS)
 def group_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -314,6 +333,7 @@ def group_deepgemm_fp8_nt_groupwise(
     scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128),
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    backend: str = "deepgemm",
     choice: int = -1,
 ) -> torch.Tensor:
     r"""Multiply e4m3 tokens by the weight that each of them says.
@@ -329,9 +349,12 @@ def group_deepgemm_fp8_nt_groupwise(
     out : torch.Tensor, optional
         ``[m, n]``, bfloat16, float16 or float32; strides as those of ``a``. Rows of padding are
         not written. Default: a new tensor.
+    backend : str
+        ``"deepgemm"``: the kernels for Hopper there, elsewhere those for every GPU. ``"mma"`` takes
+        the latter on Hopper, too.
     choice : int
-        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
-        by a model.
+        The number of a tile and, on Hopper, a kind of cluster, for measurements. Default: -1, what
+        the launcher expects to be the fastest.
 
     Returns
     -------
@@ -355,10 +378,12 @@ def group_deepgemm_fp8_nt_groupwise(
     ...     precast.gemm.group_deepgemm_fp8_nt_groupwise(a, b, scale, of_groups, groups)[:, 0]
     tensor([256., 256.], dtype=torch.bfloat16)
     """
-    scale_layout("group_deepgemm_fp8_nt_groupwise", "K", scale_granularity_mnk, rows=(1,))
+    name = "group_deepgemm_fp8_nt_groupwise"
+    _check_backend(name, backend, "deepgemm")
+    scale_layout(name, "K", scale_granularity_mnk, rows=(1,))
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    _INDEXED.launch(a, b, a_scale, b_scale, m_indices, out, choice)
+    chosen(_INDEXED, a, backend).launch(a, b, a_scale, b_scale, m_indices, out, choice)
     return out
 
 
@@ -371,7 +396,7 @@ def group_deepgemm_fp8_nt_groupwise(
         batched=True,
     )
 )
-@op("fp8_gemm")
+@op("fp8_gemm_mma")
 @documented(group_deepgemm_fp8_nt_groupwise, _GROUPS)
 def batch_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -405,10 +430,11 @@ def batch_deepgemm_fp8_nt_groupwise(
         ``[groups, m, n]``, bfloat16, float16 or float32; strides as those of ``a``. Rows behind the
         tokens of a group are not written. Default: a new tensor.
     backend : str
-        ``"deepgemm"`` or ``"cake"``, FlashInfer's; both are the same kernel.
+        ``"deepgemm"`` or ``"cake"``, FlashInfer's, which are the same here, or ``"mma"``: see
+        :func:`gemm_fp8_nt_groupwise`.
     choice : int
-        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
-        by a model.
+        The number of a tile and, on Hopper, a kind of cluster, for measurements. Default: -1, what
+        the launcher expects to be the fastest.
 
     Returns
     -------
@@ -435,12 +461,11 @@ def batch_deepgemm_fp8_nt_groupwise(
     [[0.0, 0.0, 0.0], [256.0, 256.0, 0.0]]
     """
     name = "batch_deepgemm_fp8_nt_groupwise"
-    if backend not in ("deepgemm", "cake"):
-        raise ValueError(f"{name}: backend must be 'deepgemm' or 'cake', got {backend!r}")
+    _check_backend(name, backend, "deepgemm", "cake")
     scale_layout(name, "K", scale_granularity_mnk, rows=(1,))
     if out is None:
         out = a.new_empty(*a.shape[:2], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    _COUNTED.launch(a, b, a_scale, b_scale, masked_m, out, expected_m, choice)
+    chosen(_COUNTED, a, backend).launch(a, b, a_scale, b_scale, masked_m, out, expected_m, choice)
     return out
 
 
@@ -454,7 +479,7 @@ def batch_deepgemm_fp8_nt_groupwise(
         k_major=False,
     )
 )
-@op("fp8_gemm")
+@op("fp8_gemm_mma")
 @documented(group_deepgemm_fp8_nt_groupwise, _GROUPS)
 def group_gemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -493,12 +518,13 @@ def group_gemm_fp8_nt_groupwise(
         ``[m, n]``, bfloat16, float16 or float32; strides as those of ``a``. Rows of no group are
         not written. Default: a new tensor.
     backend : str
-        ``"trtllm"`` or ``"cutile"``, FlashInfer's; both are the same kernel.
+        ``"trtllm"`` or ``"cutile"``, FlashInfer's, which are the same here, or ``"mma"``: see
+        :func:`gemm_fp8_nt_groupwise`.
     segment_alignment : int
         At least 1; without effect, as groups may begin at any row.
     choice : int
-        The number of a tile and a kind of cluster, for measurements. Default: -1, the fastest one
-        by a model.
+        The number of a tile and, on Hopper, a kind of cluster, for measurements. Default: -1, what
+        the launcher expects to be the fastest.
 
     Returns
     -------
@@ -525,10 +551,9 @@ def group_gemm_fp8_nt_groupwise(
     name = "group_gemm_fp8_nt_groupwise"
     if segment_alignment < 1:
         raise ValueError(f"{name}: segment_alignment must be at least 1, got {segment_alignment}")
-    if backend not in ("trtllm", "cutile"):
-        raise ValueError(f"{name}: backend must be 'trtllm' or 'cutile', got {backend!r}")
+    _check_backend(name, backend, "trtllm", "cutile")
     k_major, _, _ = scale_layout(name, scale_major_mode, scale_granularity_mnk, mma_sm, rows=(1,))
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    _RANGES.launch(a, b, a_scale, b_scale, m_indptr, out, k_major, choice)
+    chosen(_RANGES, a, backend).launch(a, b, a_scale, b_scale, m_indptr, out, k_major, choice)
     return out

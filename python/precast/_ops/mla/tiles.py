@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from precast._base.device import device_index
+from precast._base.device import device_index, is_hopper
 from precast._base.torch import torch
 from precast._ops.attention.heuristics import likely_q_len, shared_kib
-from precast._ops.attention.sm90 import is_hopper
 from precast._plan.installed import plan_document
 
 if TYPE_CHECKING:

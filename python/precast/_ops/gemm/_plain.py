@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the products of the kernels for every GPU share: layouts of operands, and their checks.
+
+The checks are those of reference mode, in the words of the bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.decorators import served_by
+from precast._ops.gemm._fp8 import MAX_DEPTH, MAX_ROWS, MMA, MMA_TILES, ROW_BYTES
+
+#: Dtypes of outputs.
+OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _is_copied(size: int, stride: int, itemsize: int) -> bool:
+    """Whether rows that are ``stride`` elements apart can be copied by 16 bytes."""
+    return size <= 1 or (stride >= 0 and stride * itemsize % ROW_BYTES == 0)
+
+
+def check_rows(export: str, name: str, t: torch.Tensor) -> None:
+    """Raise unless the last dimension is contiguous and rows start at multiples of 16 bytes."""
+    strides, shape = t.stride(), t.shape
+    if shape[-1] > 1 and strides[-1] != 1:
+        raise ValueError(
+            f"{export}: {name} must have stride 1 in its last dimension, got strides "
+            f"{[*strides]}; call .contiguous()"
+        )
+    leading = zip(shape[:-1], strides[:-1], strict=True)
+    if t.numel() and not all(_is_copied(n, s, t.element_size()) for n, s in leading):
+        raise ValueError(
+            f"{export}: {name} must have rows that start at multiples of {ROW_BYTES} bytes, got "
+            f"strides {[*strides]}; pad the rows"
+        )
+
+
+def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool = True) -> None:
+    """Raise unless ``[.., depth, columns]`` is column-major, or row-major where that is legal."""
+    *_, depth, columns = t.shape
+    *groups, depth_stride, column_stride = t.stride()
+    size = t.element_size()
+    fits_groups = all(_is_copied(len(t), stride, size) for stride in groups)
+    by_columns = (depth <= 1 or depth_stride == 1) and _is_copied(columns, column_stride, size)
+    by_rows = (
+        takes_row_major
+        and (columns <= 1 or column_stride == 1)
+        and columns * size % ROW_BYTES == 0
+        and _is_copied(depth, depth_stride, size)
+    )
+    if t.numel() and not (fits_groups and (by_columns or by_rows)):
+        legal = "be column-major, with stride 1 in dimension -2 and"
+        rows = ""
+        if takes_row_major:
+            legal = "have stride 1 in one of its last two dimensions, and"
+            rows = " (whole rows of them if row-major)"
+        raise ValueError(
+            f"{export}: {name} must {legal} multiples of {ROW_BYTES} bytes in the others{rows}, "
+            f"got shape {[*t.shape]} and strides {[*t.stride()]}; pad it, or pass the transpose "
+            f"of a contiguous weight"
+        )
+
+
+def check_sizes(export: str, name: str, a: torch.Tensor, out: torch.Tensor, tile: int = -1) -> None:
+    """Raise unless a kernel can compute a product of these sizes with the tile."""
+    vector, depth = ROW_BYTES // a.element_size(), a.shape[-1]
+    if depth % vector or depth > MAX_DEPTH:
+        raise ValueError(
+            f"{export}: {name} must have a multiple of {vector} columns, got shape "
+            f"{[*a.shape]}; pad with zeros"
+        )
+    for what, t, size, things in (
+        (name, a, a.shape[-2], "rows"),
+        ("out", out, out.shape[-1], "columns"),
+    ):
+        if size > MAX_ROWS:
+            raise ValueError(
+                f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
+            )
+    if tile >= MMA_TILES:
+        raise ValueError(f"{export}: tile must be -1 or below {MMA_TILES}, got {tile}")
+    check_rows(export, name, a)
+    if out.shape[-1] > 1 and out.stride(-1) != 1:
+        raise ValueError(
+            f"{export}: out must have stride 1 in its last dimension, got strides "
+            f"{[*out.stride()]}; call .contiguous()"
+        )
+
+
+def check_out(
+    export: str, out: torch.Tensor | None, out_dtype: torch.dtype, is_equal: bool = True
+) -> None:
+    """Raise unless ``out_dtype`` is that of an output, and that of ``out`` if ``is_equal``."""
+    if out_dtype not in OUTPUTS:
+        legal = ", ".join(str(dtype).removeprefix("torch.") for dtype in OUTPUTS)
+        raise ValueError(f"{export}: out_dtype must be one of {legal}, got {out_dtype}")
+    if is_equal and out is not None and out.dtype != out_dtype:
+        raise ValueError(
+            f"{export}: out must be {out_dtype}, which is out_dtype, got {out.dtype}; pass "
+            f"out_dtype=out.dtype"
+        )
+
+
+def check_choice(export: str, option: str, value: object, *legal: str) -> None:
+    """Raise unless an option has one of its values."""
+    if value not in legal:
+        raise ValueError(
+            f"{export}: {option} must be one of {', '.join(map(repr, legal))}, got {value!r}"
+        )
+
+
+def backends(op: str, *names: str) -> dict[str, Callable[..., Any]]:
+    """Return what :func:`precast._op.export.op` takes: these, and ``"mma"``, on the op's GPUs."""
+    return dict.fromkeys((MMA, *names), served_by(op))
+
+
+def any_backend(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
+    """Return the backends as they are, because all are the same kernels."""
+    return suitable
+
+
+def rows_of_groups(starts: torch.Tensor, rows: int) -> list[slice]:
+    """Return the rows of each group that begins at one of ``starts`` and ends at the next."""
+    at = [min(max(int(start), 0), rows) for start in starts]
+    return [slice(begin, end) for begin, end in pairwise(at)]
+
+
+def fill_starts(starts: torch.Tensor, rows: int) -> None:
+    """Write the starts of groups of equal sizes, for a generated call of a trace."""
+    groups = len(starts) - 1
+    starts.copy_(starts.new_tensor([rows * i // groups for i in range(groups + 1)]))

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of groups of rows with a weight for each group."""
+
+from __future__ import annotations
+
+from precast._ops.gemm.grouped_mm import grouped_mm_bf16, grouped_mm_bf16_reference
+from precast._ops.gemm.scaled_mm import grouped_mm_fp8, grouped_mm_fp8_reference
+
+__all__ = [
+    "grouped_mm_bf16",
+    "grouped_mm_bf16_reference",
+    "grouped_mm_fp8",
+    "grouped_mm_fp8_reference",
+]
