@@ -96,8 +96,8 @@ from precast._ops.gemm.scaled_mm import bmm_fp8 as bmm_fp8
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8 as grouped_mm_fp8
 from precast._ops.gemm.scaled_mm import mm_fp8 as mm_fp8
 from precast._ops.gemm.scaled_mm import scaled_mm as scaled_mm
-from precast._ops.gemm.segment_gemm import SegmentGEMMWrapper as SegmentGEMMWrapper
 from precast._ops.gemm.segment_gemm import segment_gemm as segment_gemm
+from precast._ops.gemm.segment_wrapper import SegmentGEMMWrapper as SegmentGEMMWrapper
 from precast._ops.gemm.tinygemm import tinygemm_bf16 as tinygemm_bf16
 from precast._ops.mhc.post import mhc_post as mhc_post
 from precast._ops.mhc.pre import mhc_pre_big_fuse as mhc_pre_big_fuse

@@ -40,11 +40,8 @@ from precast._ops.gemm.scaled_mm import (
     scaled_mm,
     scaled_mm_reference,
 )
-from precast._ops.gemm.segment_gemm import (
-    SegmentGEMMWrapper,
-    segment_gemm,
-    segment_gemm_reference,
-)
+from precast._ops.gemm.segment_gemm import segment_gemm, segment_gemm_reference
+from precast._ops.gemm.segment_wrapper import SegmentGEMMWrapper
 from precast._ops.gemm.tinygemm import tinygemm_bf16, tinygemm_bf16_reference
 
 __all__ = [

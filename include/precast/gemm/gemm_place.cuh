@@ -78,12 +78,7 @@ __device__ __forceinline__ bool find_range(const Params& p, int tile_tokens, int
 template <typename Tile, typename Params>
 __device__ __forceinline__ bool place_tile(const Params& p, const GemmGrid& grid,
                                            TilePlace& place) {
-  const int height = grid.height(), of_band = height * grid.column_tiles;
-  const int of_group = of_band * grid.bands;
-  const int group = blockIdx.x / of_group, in_group = blockIdx.x - group * of_group;
-  const int band = in_group / of_band, in_band = in_group - band * of_band;
-  const int column_tile = in_band / height;
-  const int token_tile = band * height + in_band - column_tile * height;
+  const auto [group, token_tile, column_tile] = place_in_grid(grid, blockIdx.x);
   if (token_tile >= grid.token_tiles) return false;
   place.column = column_tile * Tile::kColumns;
   place.a_group = 0;

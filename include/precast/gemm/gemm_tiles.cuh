@@ -52,6 +52,22 @@ struct GemmGrid {
   }
 };
 
+// The tile of a CTA, counted in tiles.
+struct GridPlace {
+  int group, token_tile, column_tile;
+};
+
+// CTAs are numbered group by group, band by band, and in a band column by column. Those behind the
+// last token tile, in the last band, have nothing to do.
+PRECAST_HOST_DEVICE constexpr GridPlace place_in_grid(const GemmGrid& grid, int cta) {
+  const int height = grid.height(), of_band = height * grid.column_tiles;
+  const int of_group = of_band * grid.bands;
+  const int group = cta / of_group, in_group = cta - group * of_group;
+  const int band = in_group / of_band, in_band = in_group - band * of_band;
+  const int column_tile = in_band / height;
+  return {group, band * height + in_band - column_tile * height, column_tile};
+}
+
 // The groups that a launch numbers tiles of one by one.
 constexpr int groups_of_grid(TokenGroups kind, int groups) {
   return kind == TokenGroups::equal || kind == TokenGroups::counted ? groups : 1;

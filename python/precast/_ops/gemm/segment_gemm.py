@@ -10,7 +10,6 @@ from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._plain import (
-    check_choice,
     check_rows,
     check_sizes,
     check_weight,
@@ -19,6 +18,7 @@ from precast._ops.gemm._plain import (
 from precast._ops.gemm.grouped_mm import GROUPS, write_groups
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
+from precast.trace.registry import by_form
 
 
 def _write(
@@ -90,33 +90,60 @@ def segment_gemm_reference(
     return out
 
 
+#: Whether weights are [.., d_out, d_in], and whether segments choose them.
+_Form = tuple[bool, bool]
+
+
+def _form(
+    weight_column_major: bool = True,
+    weight_indices: torch.Tensor | None = None,
+    **others: object,
+) -> _Form:
+    return bool(weight_column_major), weight_indices is not None
+
+
 def _fill(made: dict[str, Any]) -> None:
     fill_starts(made["seg_indptr"], len(made["x"]))
 
 
-@precast_api(
-    trace=TraceTemplate(
+def _template(form: _Form) -> TraceTemplate:
+    column_major, chooses = form
+    axes: dict[str, Var | Const] = {
+        "num_rows": Var("Rows of x.", sample=64),
+        "num_starts": Const("s", "One more than segments.", sample=5),
+        "num_weights": Const("w", sample=4),
+        "d_out": Const("n", multiple=8),
+        "d_in": Const("k", multiple=8),
+    }
+    of_weight = ["d_out", "d_in"] if column_major else ["d_in", "d_out"]
+    inputs = {
+        "x": Tensor(["num_rows", "d_in"]),
+        "weights": Tensor(["num_weights", *of_weight]),
+        "seg_indptr": Tensor(["num_starts"], dtype="int64"),
+    }
+    if chooses:
+        axes["num_segments"] = Const("", value="num_starts - 1")
+        inputs["weight_indices"] = Tensor(["num_segments"], dtype="int64")
+    return TraceTemplate(
         op_type="grouped_gemm",
-        name_prefix="segment_gemm",
+        name_prefix="segment_gemm"
+        + ("" if column_major else "_row_major")
+        + ("_indices" if chooses else ""),
         description="Multiplies segments of rows by a weight each.",
-        axes={
-            "num_rows": Var("Rows of x.", sample=64),
-            "num_segments": Const("g", sample=4),
-            "num_starts": Const("", value="num_segments + 1"),
-            "d_out": Const("n", multiple=8),
-            "d_in": Const("k", multiple=8),
-        },
-        inputs={
-            "x": Tensor(["num_rows", "d_in"]),
-            "weights": Tensor(["num_segments", "d_out", "d_in"]),
-            "seg_indptr": Tensor(["num_starts"], dtype="int64"),
-        },
+        axes=axes,
+        inputs=inputs,
         outputs={"result": Tensor(["num_rows", "d_out"], dtype_from="x")},
         reference=segment_gemm_reference,
         tags=["lora"],
+        fixed={"weight_column_major": column_major},
         fill=_fill,
     )
-)
+
+
+_USUAL: list[_Form] = [(True, False), (True, True), (False, False)]
+
+
+@precast_api(trace=by_form(_form, _template, _USUAL))
 @op("gemm")
 @documented(GROUPS)
 def segment_gemm(
@@ -174,103 +201,3 @@ def segment_gemm(
         out = x.new_zeros(x.shape[0], weights.shape[1 if weight_column_major else 2])
     _SEGMENTS.launch(x, weights, seg_indptr, weight_indices, out, weight_column_major, -1)
     return out
-
-
-class SegmentGEMMWrapper:
-    """Products of segments of rows with weights: FlashInfer's wrapper of :func:`segment_gemm`.
-
-    Parameters
-    ----------
-    float_workspace_buffer : torch.Tensor
-        Kept; nothing is written to it, because the kernels need no workspace.
-    backend : str
-        ``"auto"``, ``"sm80"`` or ``"sm90"``, FlashInfer's, which are the same kernels.
-
-    Raises
-    ------
-    ValueError
-        Another backend.
-
-    Examples
-    --------
-    >>> import torch, precast
-    >>> wrapper = precast.SegmentGEMMWrapper(torch.empty(0))
-    >>> x, weights = torch.ones(3, 8).half(), torch.ones(2, 8, 8).half()
-    >>> with precast.reference_mode():
-    ...     wrapper.run(x, weights, 2, True, seg_lens=torch.tensor([1, 2])).shape
-    torch.Size([3, 8])
-    """
-
-    def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
-        check_choice("SegmentGEMMWrapper", "backend", backend, "auto", "sm80", "sm90")
-        self.backend = backend
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer: torch.Tensor | None = None
-
-    def reset_workspace_buffer(
-        self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
-    ) -> None:
-        """Keep other buffers.
-
-        Parameters
-        ----------
-        float_workspace_buffer, int_workspace_buffer : torch.Tensor
-            Kept; nothing is written to them.
-        """
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = int_workspace_buffer
-
-    def run(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        batch_size: int,
-        weight_column_major: bool,
-        out: torch.Tensor | None = None,
-        seg_lens: torch.Tensor | None = None,
-        seg_indptr: torch.Tensor | None = None,
-        weight_indices: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Multiply segments of rows by a weight each: :func:`segment_gemm`.
-
-        Parameters
-        ----------
-        x, weights, weight_indices : torch.Tensor
-            As :func:`segment_gemm` takes them.
-        batch_size : int
-            The number of segments.
-        weight_column_major : bool
-            Whether ``weights`` is ``[weights, d_out, d_in]`` and not ``[weights, d_in, d_out]``.
-        out : torch.Tensor, optional
-            ``[rows, d_out]``. Default: a new tensor.
-        seg_lens : torch.Tensor, optional
-            ``[batch_size]``, int64 or int32: the rows of each segment, from which ``seg_indptr`` is
-            computed on its device.
-        seg_indptr : torch.Tensor, optional
-            ``[batch_size + 1]``: as :func:`segment_gemm` takes it. Then ``seg_lens`` is ignored.
-
-        Returns
-        -------
-        torch.Tensor
-            ``[rows, d_out]``; ``out`` if it is given.
-
-        Raises
-        ------
-        ValueError
-            Neither ``seg_lens`` nor ``seg_indptr``; another number of segments; what
-            :func:`segment_gemm` refuses.
-        """
-        name = "SegmentGEMMWrapper.run"
-        if seg_indptr is None:
-            if seg_lens is None:
-                raise ValueError(f"{name}: seg_lens or seg_indptr must be given, got neither")
-            seg_indptr = seg_lens.new_zeros(seg_lens.shape[0] + 1)
-            torch.cumsum(seg_lens, 0, out=seg_indptr[1:])
-        if seg_indptr.shape[0] != batch_size + 1:
-            raise ValueError(
-                f"{name}: seg_indptr must have batch_size + 1 = {batch_size + 1} elements, got "
-                f"shape {[*seg_indptr.shape]}"
-            )
-        return segment_gemm(x, weights, seg_indptr, weight_indices, weight_column_major, out)
-
-    forward = run
