@@ -38,9 +38,6 @@ struct StoreEpilogue {
   using Params = AllReduceParams;
   static constexpr bool kRowsAreWhole = false;  // columns of a row need not belong together
 
-  // Called by all threads once, before anything else.
-  __device__ __forceinline__ static void start() {}
-
   template <int kVecs>
   struct Early {};
 
@@ -125,7 +122,6 @@ __global__ __launch_bounds__(allreduce_threads(kWorld),
   int64_t row = cluster_id();
   Vecs now, next, last;  // of row, row + step and, two-shot, row + 2 step
 
-  epilogue.start();
   if (p.triggers_early) launch_dependent_grids();
   wait_on_dependent_grids();
   if (row < p.rows) load(row, now);  // why first: it takes as long as reading the epoch
@@ -193,7 +189,6 @@ __global__ __launch_bounds__(allreduce_threads(kWorld), kAllReduceAnyCtas)  //
     }
   };
 
-  epilogue.start();
   if (p.triggers_early) launch_dependent_grids();
   wait_on_dependent_grids();
   Round round(p);

@@ -62,8 +62,6 @@ class NormEpilogue {
   static constexpr bool kRowsAreWhole = true;
   static constexpr int kSize = Vec<T>::kSize;
 
-  __device__ __forceinline__ static void start() { RowReducer::start(); }
-
   // What is loaded before the wait for the peers. Why only one vector a thread: for two, registers
   // spill, and other rows of the CTA are under way anyway.
   template <int kVecs>
