@@ -43,7 +43,7 @@ OPTIONAL = {
 ROWWISE = [
     name
     for name, kernel in kernels().items()
-    if kernel.op.startswith(("activation", "norm", "scale"))
+    if kernel.op.startswith(("activation", "norm")) or kernel.op == "scale"
 ]
 
 
