@@ -24,6 +24,7 @@ from precast._ops.gemm._plain import (
 from precast._ops.gemm.grouped_mm import write_groups
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
+from precast.trace.registry import by_form
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -231,7 +232,7 @@ def _template(
     used = {size for shape in inputs.values() for size in shape} | {*batch}
     if "num_starts" in used:
         used.add("num_groups")
-    dtypes = {"m_indptr": "int32"}
+    dtypes = {"m_indptr": "int32", "bias": "bfloat16"}
     tensors = {
         name: Tensor(
             shape,
@@ -256,19 +257,23 @@ def _column_major(made: dict[str, Any]) -> None:
     made[name] = made[name].mT.contiguous().mT
 
 
-@precast_api(
-    trace=_template(
-        "scaled_mm",
-        {
-            "a": ["num_tokens", "depth"],
-            "b": ["depth", "num_columns"],
-            "scale_a": ["num_tokens", "one"],
-            "scale_b": ["one", "num_columns"],
-        },
-        scaled_mm_reference,
-        fill=_column_major,
-    )
-)
+def _has_bias(bias: torch.Tensor | None = None, **others: object) -> bool:
+    return bias is not None
+
+
+def _scaled_template(has_bias: bool) -> TraceTemplate:
+    inputs = {
+        "a": ["num_tokens", "depth"],
+        "b": ["depth", "num_columns"],
+        "scale_a": ["num_tokens", "one"],
+        "scale_b": ["one", "num_columns"],
+    }
+    name = "scaled_mm_bias" if has_bias else "scaled_mm"
+    bias = {"bias": ["num_columns"]} if has_bias else {}
+    return _template(name, {**inputs, **bias}, scaled_mm_reference, fill=_column_major)
+
+
+@precast_api(trace=by_form(_has_bias, _scaled_template, [False, True]))
 @op("scaled_gemm")
 @documented(_SCALED)
 def scaled_mm(
