@@ -28,7 +28,7 @@ enum class ClusterUse : int {
 };
 
 struct Fp8TileShape {
-  int rows;  // 64 for each consumer warpgroup
+  int rows;  // 64, or a multiple of 128
   int columns;
   bool swapped;  // rows are columns of the weight, and columns are tokens
 
@@ -41,12 +41,13 @@ constexpr Fp8TileShape kFp8Tiles[] = {
     {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false},
     {128, 64, false},  {128, 64, true},   {128, 32, true},   {128, 16, true},
     {64, 128, true},   {64, 64, true},    {64, 32, true},    {64, 16, true},
+    {256, 128, false},
 };
 constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
 
 // Whether a warpgroup multiplies the next block of the depth while it adds the last one. It takes a
 // second accumulator, for which registers are too few if there are many columns.
-constexpr bool fp8_tile_overlaps(int columns) { return columns <= 96; }
+constexpr bool fp8_tile_overlaps(int rows, int columns) { return rows <= 128 && columns <= 96; }
 
 struct Fp8ClusterShape {
   ClusterUse use;
@@ -121,7 +122,7 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
   const double multiply = 4 * wgmma;
   const double add = costs.add + costs.add_register * tile.columns / 2;
   double block = consumers * multiply;
-  if (fp8_tile_overlaps(tile.columns)) {
+  if (fp8_tile_overlaps(tile.rows, tile.columns)) {
     block = std::max(block, add);
   } else {
     block = std::max(block, multiply + add);

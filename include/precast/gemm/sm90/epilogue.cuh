@@ -36,7 +36,7 @@ class Fp8GemmEpilogue {
   }
 
   // Writes the sum over the CTAs of the cluster. The stages, which begin at `buffer`, have been
-  // multiplied. The other warps of the CTA join the barriers by join_sum_of_cluster().
+  // multiplied. The other warps of the CTA join the barriers by join_sums_of_cluster().
   __device__ __forceinline__ void write_sum_of_cluster(uint32_t buffer, const Acc& sums) const {
     constexpr int kPairs = Tile::kColumns / 4;
     static_assert(kPairs * Tile::kThreads * 8 <= Tile::kStages * Tile::kStageBytes, "partial sums");
@@ -66,11 +66,14 @@ class Fp8GemmEpilogue {
     cluster_wait();  // no CTA exits while others read its sums
   }
 
-  static __device__ __forceinline__ void join_sum_of_cluster() {
-    cluster_arrive_shared();
-    cluster_wait();
-    cluster_arrive_relaxed();
-    cluster_wait();
+  static __device__ __forceinline__ void join_sums_of_cluster() {
+#pragma unroll 1
+    for (int part = 0; part < Tile::kParts; ++part) {
+      cluster_arrive_shared();
+      cluster_wait();
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
   }
 
  private:

@@ -54,10 +54,10 @@ __global__ __launch_bounds__(Tile::kCtaThreads,
   if (warp < 4) {
     decrease_registers<Tile::kProducerRegisters>();
     Fp8GemmProducer<Tile>(params, shared, buffers).run(warp);
-    if (splits_k) Fp8GemmEpilogue<T, Tile>::join_sum_of_cluster();
+    if (splits_k) Fp8GemmEpilogue<T, Tile>::join_sums_of_cluster();
   } else {
     increase_registers<Tile::kConsumerRegisters>();
-    Fp8GemmConsumer<T, Tile>(params, shared, buffers, warp - 4).run();
+    Fp8GemmConsumer<T, Tile>(params, shared, buffers).run();
   }
   // The other CTA has read what this one has copied to it, and its warps arrive here no more.
   if (shares) wait_for_cluster();

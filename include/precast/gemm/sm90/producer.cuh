@@ -70,9 +70,8 @@ class Fp8GemmProducer {
     }
   }
 
-  // Why offsets of 32 bits: pointers take more registers than a producer has.
+  // Why offsets of 32 bits, for each stage again: pointers take more registers than a producer has.
   __device__ __forceinline__ void copy_scales() {
-    constexpr uint32_t kNoToken = 0xffffffffu;
     constexpr int kPerLane = ceil_div(Tile::kTokens, 32);
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
@@ -82,14 +81,7 @@ class Fp8GemmProducer {
     for (GemmTile tile; scheduler.next(tile);) {
       const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
                               depth.begin * p_.a_scale.depth_stride;
-      uint32_t offset[kPerLane];  // of a token that exists
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const int token = tile.token + i * 32 + lane;
-        offset[i] = token < p_.tokens ? (token >> p_.a_scale.rows_log2) *
-                                            static_cast<uint32_t>(p_.a_scale.block_stride)
-                                      : kNoToken;
-      }
+      const int token = tile.token + lane;
       const int column_block = tile.column / kFp8Block + lane;
       const bool has_weight = lane < 2 && column_block < column_blocks;
       const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
@@ -102,8 +94,10 @@ class Fp8GemmProducer {
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
           if (Tile::kTokens % 32 == 0 || i * 32 + lane < Tile::kTokens) {
-            const bool exists = offset[i] != kNoToken;
-            cp_async_word(target + i * 128, of_group + (exists ? offset[i] : 0), exists);
+            const bool exists = token + i * 32 < p_.tokens;
+            const uint32_t offset = ((token + i * 32) >> p_.a_scale.rows_log2) *
+                                    static_cast<uint32_t>(p_.a_scale.block_stride);
+            cp_async_word(target + i * 128, of_group + (exists ? offset : 0), exists);
           }
         }
         of_group += p_.a_scale.depth_stride;

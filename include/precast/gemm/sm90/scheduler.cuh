@@ -119,6 +119,7 @@ struct DepthRange {
     begin = params.depth_blocks * rank / parts;
     end = params.depth_blocks * (rank + 1) / parts;
   }
+  __device__ __forceinline__ int count() const { return end - begin; }
 };
 
 #endif  // __CUDACC__

@@ -25,12 +25,18 @@ struct Fp8GemmTile {
   static constexpr bool kSwapped = kIsSwapped;
   static constexpr int kTokens = kSwapped ? kColumns : kRows;
   static constexpr int kWeights = kSwapped ? kRows : kColumns;  // columns of the output
-  static constexpr int kConsumers = kRows / 64;
+  // A consumer warpgroup computes every second 64 rows, one after the other, if there are more.
+  static constexpr int kConsumers = kRows < 128 ? 1 : 2;
+  static constexpr int kParts = kRows / (64 * kConsumers);
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kOverlaps = fp8_tile_overlaps(kColumns);
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
+  // Two warpgroups that do not overlap take turns: one multiplies while the other one adds. A turn
+  // ends before its last wgmma do, so that the next ones wait in line behind them.
+  static constexpr bool kTakesTurns = kConsumers == 2 && !kOverlaps;
+  static constexpr int kBehindTurn = 1;
 
   static constexpr int kRowBytes = 128;  // of a stage
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
