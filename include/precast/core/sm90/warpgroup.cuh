@@ -62,9 +62,9 @@ __device__ __forceinline__ void fence_shared_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Whether this lane is the one that the warp chooses; always the same one. All 32 lanes call it. Why
-// not a test of the lane's number: the compiler knows then that one lane takes a branch, and issues
-// what takes uniform registers, as TMA does, without a loop over the lanes.
+// Whether this lane is the one that the warp chooses; always the same one. All 32 lanes call it.
+// Why not a test of the lane's number: the compiler knows then that one lane takes a branch, and
+// issues what takes uniform registers, as TMA does, without a loop over the lanes.
 __device__ __forceinline__ bool elect_lane() {
   uint32_t is_chosen;
   asm volatile(

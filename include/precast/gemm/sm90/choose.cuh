@@ -38,10 +38,9 @@ struct Fp8TileShape {
 
 // The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
 constexpr Fp8TileShape kFp8Tiles[] = {
-    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false},
-    {128, 64, false},  {128, 64, true},   {128, 32, true},   {128, 16, true},
-    {64, 128, true},   {64, 64, true},    {64, 32, true},    {64, 16, true},
-    {256, 128, false},
+    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 64, false},
+    {128, 64, true},   {128, 32, true},   {128, 16, true},   {64, 128, true},  {64, 64, true},
+    {64, 32, true},    {64, 16, true},    {256, 128, false},
 };
 constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
 
@@ -83,11 +82,12 @@ struct Fp8GemmProblem {
   int sms;
 };
 
-// Whether a choice computes a kind of problem at all. Two neighbouring tiles of tokens may have
-// different weights if each token says its own; and CTAs that split the depth know how many tiles
-// there are.
+// Whether a choice computes a kind of problem at all. Two neighbouring blocks of 128 tokens may
+// have different weights if each token says its own; and CTAs that split the depth know how many
+// tiles there are.
 constexpr bool is_legal(const Fp8GemmChoice& choice, TokenGroups kind) {
   const ClusterUse use = choice.clusters().use;
+  if (kind == TokenGroups::blocks && choice.shape().tokens() > kFp8Block) return false;
   if (use == ClusterUse::shares_b) return kind != TokenGroups::blocks;
   if (use == ClusterUse::splits_k) return kind == TokenGroups::equal;
   return true;

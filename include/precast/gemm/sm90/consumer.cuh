@@ -82,7 +82,8 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
-  static constexpr int kFirstTurn = 2;                 // the named barrier of the first warpgroup
+  static_assert(0 < Tile::kBehindTurn && Tile::kBehindTurn < kSteps, "two groups of wgmma");
+  static constexpr int kFirstTurn = 2;  // the named barrier of the first warpgroup
 
  public:
   __device__ __forceinline__ Fp8GemmConsumer(const Sm90GemmParams& params,
@@ -125,7 +126,7 @@ class Fp8GemmConsumer {
           multiply<Tile::kTakesTurns ? Tile::kBehindTurn : 0>(acc, part);
           const Factors factors = load_factors(state_, tile, part);
           if constexpr (Tile::kTakesTurns) {
-            if constexpr (Tile::kBehindTurn < kSteps) wgmma_wait_group<1>();
+            wgmma_wait_group<1>();
             pass_turn();
           }
           wgmma_wait_group<0>();
@@ -212,8 +213,8 @@ class Fp8GemmConsumer {
     using Mma = Wgmma<e4m3, Tile::kColumns>;
     constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
     // Why a shuffle: descriptors are computed in uniform registers then, which wgmma takes.
-    const uint32_t stage = __shfl_sync(
-        0xffffffffu, first_place_ + state_.stage * (Tile::kStageBytes >> 4), 0);
+    const uint32_t stage =
+        __shfl_sync(0xffffffffu, first_place_ + state_.stage * (Tile::kStageBytes >> 4), 0);
     const uint32_t rows = stage + (part * Tile::kConsumers + warpgroup()) * (64 * 128 >> 4);
     const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
     wgmma_fence();

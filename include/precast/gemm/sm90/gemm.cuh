@@ -2,9 +2,9 @@
 // Block-scaled e4m3 GEMM for sm_90a, of one weight or of one for each group of tokens: the formula
 // and the layouts of gemm/fp8_params.cuh, computed by wgmma on tiles that TMA copies.
 //
-// Threads  A CTA has an SM for itself and computes tiles until none is left. Two warps of its
+// Threads  A CTA has an SM for itself and computes tiles until none is left. Three warps of its
 //          producer warpgroup copy the operands and the scales; its one or two consumer warpgroups
-//          compute 64 rows each. They meet at mbarriers alone.
+//          compute 64 or 128 rows each. They meet at mbarriers alone.
 // Clusters Two CTAs may copy an operand for both; up to eight may split the depth of one tile.
 // Traffic  Tile by tile, a and b are read from L2 once for each tile of the other.
 // Source   DeepSeek-V3, arXiv:2412.19437, section 3.5.2, for scales and accumulation; the choice of
@@ -30,6 +30,8 @@ __global__ __launch_bounds__(Tile::kCtaThreads,
   const bool splits_k = params.use == ClusterUse::splits_k;
   const bool shares = params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
   launch_dependent_grids();
+  // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&params.a);
     prefetch_tensor_map(&params.b);
@@ -48,9 +50,11 @@ __global__ __launch_bounds__(Tile::kCtaThreads,
   } else {
     __syncthreads();
   }
+  if (warp == 3) {
+    Fp8GemmProducer<Tile>(params, shared, buffers).prefetch_weight();
+    __syncwarp();
+  }
   wait_on_dependent_grids();
-  // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4) {
     decrease_registers<Tile::kProducerRegisters>();
     Fp8GemmProducer<Tile>(params, shared, buffers).run(warp);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps of block-scaled GEMM for sm_90a. One thread copies both operands of a stage by
-// TMA. The lanes of another warp copy the scales word by word with cp.async: so these may have any
+// The producer warps of block-scaled GEMM for sm_90a. One thread copies `a` of each stage by TMA,
+// one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
+// The lanes of a third warp copy the scales word by word with cp.async: so these may have any
 // strides, and need no copy in another layout.
 //
 // A stage is full when the boxes have arrived and the 32 lanes' copies are complete. It is empty
@@ -18,40 +19,59 @@ namespace precast {
 template <typename Tile>
 class Fp8GemmProducer {
  public:
-  static constexpr uint32_t kArrivals =
-      1 + 32;  // that fill a stage, besides the bytes of the boxes
+  // That fill a stage, besides the bytes of the boxes.
+  static constexpr uint32_t kArrivals = 2 + 32;
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
                                              Fp8GemmStorage<Tile>& shared,
                                              Fp8GemmBuffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
+  // Brings what the first stages get of the weight to L2, which may begin while the kernel before
+  // this one still runs: that one may write the weight, but no size of a group may be read yet.
+  __device__ __forceinline__ void prefetch_weight() const {
+    if (p_.kind != TokenGroups::equal || !elect_lane()) return;
+    GemmTile tile;
+    if (!GemmScheduler<Tile>(params_).next(tile)) return;
+    const DepthRange depth(params_);
+    const int half = params_.use == ClusterUse::shares_b ? Tile::kWeights / 2 : 0;
+    const int row = tile.column + static_cast<int>(cluster_rank()) * half;
+    const int end = min(depth.end, depth.begin + Tile::kStages);
+#pragma unroll 1
+    for (int block = depth.begin; block < end; ++block) {
+      prefetch_box(&params_.b, block * kFp8Block, row, tile.b_group);
+    }
+  }
+
   __device__ __forceinline__ void run(int warp) {
-    if (warp == 0) copy_operands();
+    if (warp == 0) copy_operand<false>();
     if (warp == 1) copy_scales();
+    if (warp == 2) copy_operand<true>();
     __syncwarp();
   }
 
  private:
-  __device__ __forceinline__ void copy_operands() {
+  template <bool kWeight>
+  __device__ __forceinline__ void copy_operand() {
+    constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
     PipelineState<Tile::kStages> state;
     GemmScheduler<Tile> scheduler(params_);
     const DepthRange depth(params_);
-    const bool shares_a = params_.use == ClusterUse::shares_a;
-    const bool shares_b = params_.use == ClusterUse::shares_b;
+    const bool is_shared = params_.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
+    const TensorMap* map = kWeight ? &params_.b : &params_.a;
+    const bool is_chosen = elect_lane();
     for (GemmTile tile; scheduler.next(tile);) {
+      const int row = kWeight ? tile.column : tile.token;
+      const int group = kWeight ? tile.b_group : tile.a_group;
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
-        if (threadIdx.x % 32 == 0) {
-          shared_.stages.wait_empty(state, "an empty stage for the operands");
+        if (is_chosen) {
+          shared_.stages.wait_empty(state, "an empty stage for an operand");
           uint64_t* full = &shared_.stages.full[state.stage];
-          mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
-          const uint32_t rows = buffers_.rows(state.stage), columns = buffers_.columns(state.stage);
-          const int k = block * kFp8Block;
-          copy<Tile::kTokens>(Tile::kSwapped ? columns : rows, &params_.a, full, shares_a, k,
-                              tile.token, tile.a_group);
-          copy<Tile::kWeights>(Tile::kSwapped ? rows : columns, &params_.b, full, shares_b, k,
-                               tile.column, tile.b_group);
+          mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
+          copy<kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
+                                                 : buffers_.columns(state.stage),
+                       map, full, is_shared, block * kFp8Block, row, group);
         }
         state.advance();
       }

@@ -15,7 +15,7 @@ BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
 MAX_DEPTH, MAX_ROWS = 2**31 - 1 - BLOCK, 2**31 - 1 - 512
 #: Pairs of a tile and a kind of cluster, and kinds of clusters: ``kNumFp8Choices`` and
 #: ``kNumFp8Clusters`` of ``choose.cuh``.
-CHOICES, CLUSTERS = 72, 6
+CHOICES, CLUSTERS = 78, 6
 #: Row strides and addresses of operands and outputs are multiples of so many bytes.
 ROW_BYTES = 16
 #: Whether the scales of `a` and `b` have the depth in their last dimension, by
@@ -100,14 +100,14 @@ def check_product(
     b_scale_k_major: bool = True,
     a_scale_rows: int = 1,
     choice: int = -1,
-    clusters: Collection[int] = range(CLUSTERS),
+    choices: Collection[int] = range(CHOICES),
 ) -> None:
     """Raise what all functions refuse; dtypes, and shapes but those of scales, are checked.
 
     Parameters
     ----------
-    clusters : collection of int
-        The kinds of clusters that are legal for this kind of tokens: ``kFp8Clusters``.
+    choices : collection of int
+        Those that are legal for this kind of tokens: ``is_legal()`` of ``choose.cuh``.
     """
     (rows, depth), columns = a.shape[-2:], b.shape[-2]
     if not 0 < depth <= MAX_DEPTH or depth % DEPTH_MULTIPLE:
@@ -123,7 +123,7 @@ def check_product(
         raise ValueError(f"{export}: a must have at most {MAX_ROWS} rows, got shape {[*a.shape]}")
     if a_scale_rows not in (1, BLOCK):
         raise ValueError(f"{export}: a_scale_rows must be 1 or {BLOCK}, got {a_scale_rows}")
-    if choice >= CHOICES or (choice >= 0 and choice % CLUSTERS not in clusters):
+    if choice >= 0 and choice not in choices:
         raise ValueError(
             f"{export}: choice must be -1 or a tile and cluster for this kind of tokens below "
             f"{CHOICES}, got {choice}"

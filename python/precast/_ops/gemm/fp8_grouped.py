@@ -12,14 +12,22 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._ops.gemm._fp8 import BLOCK, check_product, scale_layout, scaled_product
+from precast._ops.gemm._fp8 import (
+    BLOCK,
+    CHOICES,
+    CLUSTERS,
+    check_product,
+    scale_layout,
+    scaled_product,
+)
 from precast._ops.gemm.fp8_gemm import gemm_fp8_nt_groupwise
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
-#: Kinds of clusters that are legal: neighbouring tiles share no weight if each token says its own,
-#: and no CTAs split the depth where the GPU alone knows how many tokens there are.
-_OF_EACH, _OF_GROUPS = range(2), range(3)
+#: The choices that are legal: neighbouring blocks of tokens share no weight if each token says its
+#: own, and no CTAs split the depth where the GPU alone knows how many tokens there are.
+_OF_GROUPS = [choice for choice in range(CHOICES) if choice % CLUSTERS < 3]
+_OF_EACH = [choice for choice in _OF_GROUPS if choice % CLUSTERS < 2 and choice // CLUSTERS != 12]
 
 #: Arguments and errors of all functions here, besides those of :func:`gemm_fp8_nt_groupwise`.
 _GROUPS = """
@@ -116,7 +124,7 @@ def _check_indexed(
     out: torch.Tensor,
     choice: int,
 ) -> None:
-    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=_OF_EACH)
+    check_product(export, a, b, a_scale, b_scale, out, choice=choice, choices=_OF_EACH)
     _check_numbers(export, "m_indices", m_indices)
 
 
@@ -133,7 +141,7 @@ def _check_counted(
 ) -> None:
     if expected_m <= 0:
         raise ValueError(f"{export}: expected_m must be positive, got {expected_m}")
-    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=_OF_GROUPS)
+    check_product(export, a, b, a_scale, b_scale, out, choice=choice, choices=_OF_GROUPS)
     _check_numbers(export, "masked_m", masked_m)
 
 
