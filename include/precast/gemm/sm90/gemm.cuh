@@ -2,7 +2,8 @@
 // Block-scaled e4m3 GEMM for sm_90a, of one weight or of one for each group of tokens: the formula
 // and the layouts of gemm/fp8_params.cuh, computed by wgmma on tiles that TMA copies.
 //
-// Threads  A CTA has an SM for itself and computes tiles until none is left. Three warps of its
+// Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Three
+// warps of its
 //          producer warpgroup copy the operands and the scales; its one or two consumer warpgroups
 //          compute 64 or 128 rows each. They meet at mbarriers alone.
 // Clusters Two CTAs may copy an operand for both; up to eight may split the depth of one tile.
@@ -20,8 +21,8 @@ namespace precast {
 #if defined(__CUDACC__)
 
 template <typename T, typename Tile>
-__global__ __launch_bounds__(Tile::kCtaThreads,
-                             1) void Fp8GemmKernel(const __grid_constant__ Sm90GemmParams params) {
+__global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKernel(
+    const __grid_constant__ Sm90GemmParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Buffers = Fp8GemmBuffers<Tile>;
   extern __shared__ __align__(1024) unsigned char fp8_gemm_smem[];
@@ -111,10 +112,10 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   if (tiles > kMostFp8Units) return cudaErrorInvalidValue;
   int64_t clusters = tiles;
   if (cluster.use != ClusterUse::splits_k) {
-    clusters = std::min<int64_t>(clusters, std::max(1, sms / cluster.ctas));
+    clusters = std::min<int64_t>(clusters, std::max(1, sms * Tile::kCtasPerSm / cluster.ctas));
   }
   constexpr int kBytes = Fp8GemmBuffers<Tile>::kBytes;
-  static_assert(kBytes <= kSharedKibPerCta * 1024, "a CTA has this much shared memory");
+  static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
   const auto kernel = Fp8GemmKernel<T, Tile>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;

@@ -31,7 +31,10 @@ struct Fp8GemmTile {
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped}.ctas_per_sm();
+  // Of a thread, once the warpgroups have exchanged some.
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : 40;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 232 : kConsumers == 1 ? 200 : 96;
   static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
   // Two warpgroups that do not overlap take turns: one multiplies while the other one adds. A turn
   // ends before its last wgmma do, so that the next ones wait in line behind them.
@@ -43,8 +46,10 @@ struct Fp8GemmTile {
   static constexpr int kStageBytes = (kRows + kColumns) * kRowBytes;
   static constexpr int kScales = kTokens + 4;  // of a stage; the last two are not used
   static constexpr int kMostStages = 16;
+  // The GPU takes 1 KiB for each CTA.
+  static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
   static constexpr int kFitting =
-      (kSharedKibPerCta * 1024 - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
+      (kSharedBytes - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
   static_assert(kRows % 64 == 0 && kColumns % 16 == 0,
