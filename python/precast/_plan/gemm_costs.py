@@ -16,6 +16,7 @@ _NAMES = (
     "l2_bytes",
     "dram_bytes",
     "start",
+    "block",
     "tile",
     "tile_column",
     "add",

@@ -4,9 +4,9 @@
 // answer.
 //
 // The model: a CTA computes one tile after the other, and a tile block of the depth by block. A
-// block takes the longest of the tensor cores, of the sums (which one warpgroup computes while
-// another multiplies, or beside its own next product) and of its operands' way from L2. The launch
-// takes at least the reading of everything from memory.
+// block takes the longest of what its consumers do one after the other, and of what the CTAs of an
+// SM share: the tensor cores, and the way of the operands from L2. All blocks together take at
+// least the reading of everything from memory. What a tile needs besides is not hidden.
 #pragma once
 
 #if !defined(__CUDACC_RTC__)
@@ -85,6 +85,11 @@ struct Fp8GemmProblem {
   int columns;
   int depth;
   int sms;
+
+  constexpr bool operator==(const Fp8GemmProblem& other) const {
+    return kind == other.kind && groups == other.groups && tokens == other.tokens &&
+           columns == other.columns && depth == other.depth && sms == other.sms;
+  }
 };
 
 // Whether a choice computes a kind of problem at all. Two neighbouring blocks of 128 tokens may
@@ -117,45 +122,42 @@ struct Fp8GemmUnits {
 #if !defined(__CUDACC_RTC__)
 
 // The clocks that the model expects.
-inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem) {
-  const Fp8GemmCosts costs;
+inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem,
+                              const Fp8GemmCosts& costs = {}) {
   const Fp8TileShape& tile = choice.shape();
   const Fp8ClusterShape& cluster = choice.clusters();
-  const int consumers = tile.rows / 64;
-  // 32 of the depth are one wgmma, whose operands come from shared memory.
-  const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
-  const double multiply = 4 * wgmma;
-  const double add = costs.add + costs.add_register * tile.columns / 2;
-  double block = consumers * multiply;
-  if (fp8_tile_overlaps(tile.rows, tile.columns)) {
-    block = std::max(block, add);
-  } else {
-    block = std::max(block, multiply + add);
-  }
-  const bool shares_a = cluster.use == ClusterUse::shares_a;
-  const bool shares_b = cluster.use == ClusterUse::shares_b;
-  const double bytes =
-      128.0 * (tile.tokens() / (shares_a ? 2.0 : 1.0) + tile.weights() / (shares_b ? 2.0 : 1.0));
-  block = std::max(block, bytes / costs.l2_bytes);
-  if (shares_a || shares_b) block *= 1 + costs.share;
-
-  const int depth_blocks = ceil_div(problem.depth, kFp8Block);
-  const bool splits = cluster.use == ClusterUse::splits_k;
-  const int parts = splits ? cluster.ctas : 1;
-  double of_tile =
-      ceil_div(depth_blocks, parts) * block + costs.tile + costs.tile_column * tile.columns;
-  if (splits) {
-    of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
-  }
+  const bool shares = cluster.use == ClusterUse::shares_a || cluster.use == ClusterUse::shares_b;
+  const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
   const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
-  const double all = double(problem.groups) * units.tokens * units.columns;
-  const double waves = std::ceil(all / std::max(1, problem.sms / cluster.ctas));
+  const double ctas = double(problem.groups) * units.tokens * units.columns * cluster.ctas;
+  const double waves =
+      std::ceil(ctas / cluster.ctas / std::max(1, problem.sms * tile.ctas_per_sm() / cluster.ctas));
+  const double busy = std::min<double>(tile.ctas_per_sm(), std::ceil(ctas / problem.sms));
+
+  // 32 of the depth are one wgmma of 64 rows, whose operands come from shared memory.
+  const int products = tile.rows / 64;
+  const double multiply =
+      4 * std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
+  const double add = costs.add + costs.add_register * tile.columns / 2;
+  const double of_consumer = fp8_tile_overlaps(tile.rows, tile.columns)
+                                 ? std::max(multiply, add)
+                                 : ceil_div(products, 2) * (multiply + add);
+  const double bytes = 128.0 * (tile.tokens() + tile.weights());
+  double block = std::max(
+      {of_consumer, costs.block, busy * products * multiply, busy * bytes / costs.l2_bytes});
+  if (shares) block *= 1 + costs.share;
+
   const double depth = problem.depth, groups = problem.groups;
   const double read =
       groups *
       (depth * problem.tokens + depth * problem.columns + 2.0 * problem.tokens * problem.columns) /
       costs.dram_bytes;
-  return costs.start + std::max(waves * of_tile, read);
+  double of_tile = costs.tile + costs.tile_column * tile.columns * ceil_div(products, 2);
+  if (parts > 1) {
+    of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
+  }
+  const int blocks = ceil_div(ceil_div(problem.depth, kFp8Block), parts);
+  return costs.start + std::max(waves * blocks * block, read) + waves * of_tile;
 }
 
 // The choice that the model expects to be the fastest; the first one of equals.

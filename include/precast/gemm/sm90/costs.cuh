@@ -11,6 +11,7 @@ struct Fp8GemmCosts {
   double l2_bytes = 37.0;
   double dram_bytes = 2500.0;
   double start = 2500.0;
+  double block = 300.0;
   double tile = 400.0;
   double tile_column = 4.0;
   double add = 80.0;

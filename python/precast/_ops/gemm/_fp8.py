@@ -150,6 +150,9 @@ def scale_layout(
 
     Raises ValueError for options that are not legal; ``rows`` are the legal numbers of rows.
     """
+    usual = mma_sm == 1 and backend == "cutlass" and scale_granularity_mnk == (1, BLOCK, BLOCK)
+    if usual and (scale_major_mode == "K" or scale_major_mode == "MN"):
+        return *K_MAJOR[scale_major_mode], 1
     if backend not in _BACKENDS:
         raise ValueError(
             f"{export}: backend must be one of {', '.join(map(repr, _BACKENDS))}, got {backend!r}"
