@@ -116,12 +116,16 @@ class Fp8GemmConsumer {
     if constexpr (Tile::kOverlaps) {
       accumulate_overlapped(tile, sums[0]);
     } else {
+      Acc acc;
+      if (Tile::kParts > 1) {
+#pragma unroll
+        for (float& x : acc) x = 0.0f;
+      }
 #pragma unroll 1
       for (int left = blocks_; left > 0; --left) {
         shared_.stages.wait_full(state_, "a full stage");
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
-          Acc acc;
           take_turn();
           multiply<Tile::kTakesTurns ? Tile::kBehindTurn : 0>(acc, part);
           const Factors factors = load_factors(state_, tile, part);
@@ -218,7 +222,13 @@ class Fp8GemmConsumer {
     const uint32_t rows = stage + (part * Tile::kConsumers + warpgroup()) * (64 * 128 >> 4);
     const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
     wgmma_fence();
-    Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
+    if constexpr (Tile::kParts == 1) {
+      Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
+    } else {
+      // No register is left for two accumulators; the band is positive, but the compiler knows not.
+      const bool adds = params_.band < 0;
+      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, adds);
+    }
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
       if (step == kSteps - kBehind) wgmma_commit_group();
