@@ -94,7 +94,9 @@ def score(expected: Floats, us: Floats) -> float:
     return float(loss.mean() + 0.3 * np.sqrt((loss**2).mean()) + 0.05 * np.sqrt((error**2).mean()))
 
 
-def fit(model: Model, sweep: Sweep, values: Floats, free: list[int], steps: int, seed: int) -> Floats:
+def fit(
+    model: Model, sweep: Sweep, values: Floats, free: list[int], steps: int, seed: int
+) -> Floats:
     """Values of the costs that lower the score, by annealing."""
     random = np.random.default_rng(seed)
     now = best = score(model.us(values, sweep.problems), sweep.us)
@@ -115,8 +117,8 @@ def fit(model: Model, sweep: Sweep, values: Floats, free: list[int], steps: int,
 def report(name: str, model: Model, values: Floats, sweep: Sweep) -> None:
     loss = losses(model.us(values, sweep.problems), sweep.us)
     print(
-        f"{name}: {len(loss)} shapes, loss {loss.mean():.3f} on average, {np.median(loss):.3f} in the "
-        f"middle, {np.quantile(loss, 0.9):.3f} for one of ten, {loss.max():.3f} at most; "
+        f"{name}: {len(loss)} shapes, loss {loss.mean():.3f} on average, {np.median(loss):.3f} in "
+        f"the middle, {np.quantile(loss, 0.9):.3f} for one of ten, {loss.max():.3f} at most; "
         f"{(loss <= 0.03).mean():.2f} of them within 3 %"
     )
 

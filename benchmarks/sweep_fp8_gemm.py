@@ -7,7 +7,8 @@
 Without --shape, these are weights of several models with numbers of tokens from 1 to 8192. Each
 choice is timed in a CUDA graph of calls on several copies of the arguments, which together exceed
 the L2 cache. Choices that read far more than others are left out, and one that is much slower than
-the best so far, in its first replay, gets no more of them. FILE gets a row for each shape: `m`, `n`, `k`, and `us`, the shortest time of each choice.
+the best so far, in its first replay, gets no more of them. FILE gets a row for each shape: `m`,
+`n`, `k`, and `us`, the shortest time of each choice.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ CLUSTERS = [(use, int(ctas)) for use, ctas in re.findall(r"\{ClusterUse::(\w+), 
 
 
 def read(choice: int, m: int, n: int, k: int, sms: int) -> int:
-    """About how much the CTA with the most tiles copies to shared memory; latency counts as 64 rows."""
+    """About how much the busiest CTA copies to shared memory; latency counts as 64 rows."""
     (tokens, columns), (use, ctas) = (
         TILES[choice // len(CLUSTERS)],
         CLUSTERS[choice % len(CLUSTERS)],

@@ -6,8 +6,8 @@
 // A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
 // memory: its rows are contiguous along k, or along N with kTransposedB, which 8 bits lack. The
 // four warps of a warpgroup call each function together. Why not one function for both: a D that is
-// read need not be there before, and its registers may hold something else until then. Where they are
-// too few for that, the third function (either) keeps D in the same ones.
+// read need not be there before, and its registers may hold something else until then. Where these
+// are too few for that, a third one (either) keeps D in the same.
 //
 // Registers   of lane l of warp w, with q = l % 4
 //   D         d[4 j + 2 h + i] is column 8 j + 2 q + i of row 16 w + l / 4 + 8 h; h and i are 0, 1.
