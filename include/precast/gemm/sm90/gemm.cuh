@@ -33,12 +33,14 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKe
   launch_dependent_grids();
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
-    prefetch_tensor_map(&params.a);
-    prefetch_tensor_map(&params.b);
-    shared.stages.init(Fp8GemmProducer<Tile>::kArrivals,
-                       Tile::kConsumerWarps * (shares ? params.cluster_ctas : 1));
+  if (warp == 0) {
+    shared.stages.init_by_warp(Fp8GemmProducer<Tile>::kArrivals,
+                               Tile::kConsumerWarps * (shares ? params.cluster_ctas : 1));
     fence_mbarrier_init();
+  } else if (warp == 1) {
+    if (elect_lane()) prefetch_tensor_map(&params.a);
+  } else if (warp == 2) {
+    if (elect_lane()) prefetch_tensor_map(&params.b);
   }
   // CTAs that share an operand write to each other's shared memory and barriers.
   const auto wait_for_cluster = [] {
