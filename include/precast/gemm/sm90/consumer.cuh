@@ -82,8 +82,12 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
-  static_assert(0 < Tile::kBehindTurn && Tile::kBehindTurn < kSteps, "two groups of wgmma");
-  static constexpr int kFirstTurn = 2;  // the named barrier of the first warpgroup
+  static constexpr int kFirstTurn = 2;                 // the named barrier of the first warpgroup
+
+  struct Block {
+    State state;
+    int warpgroup;
+  };
 
  public:
   __device__ __forceinline__ Fp8GemmConsumer(const Sm90GemmParams& params,
@@ -92,13 +96,16 @@ class Fp8GemmConsumer {
       : params_(params),
         shared_(shared),
         blocks_(DepthRange(params).count()),
-        first_place_(buffers.base >> 4),
-        releases_both_(params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b) {}
+        first_place_(uniform(buffers.base >> 4)),
+        releases_(threadIdx.x % 32 == 0 && !shares(params)),
+        releases_both_(threadIdx.x % 32 < 2 && shares(params)) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile> scheduler(params_);
-    if (warpgroup() == 1) pass_turn();
-    for (GemmTile tile; scheduler.next(tile);) {
+    const int warpgroup = threadIdx.x / kWarpgroupSize - 1;
+    if (warpgroup == 1) pass_turn(1);
+    // Why a vote: see uniform().
+    for (GemmTile tile; __any_sync(0xffffffffu, scheduler.next(tile));) {
       Sums sums;
 #pragma unroll
       for (int part = 0; part < Tile::kParts; ++part) {
@@ -108,13 +115,25 @@ class Fp8GemmConsumer {
       accumulate(tile, sums);
       write_parts(tile, sums);
     }
-    if (warpgroup() == 0) take_turn();
+    if (warpgroup == 0) take_turn(0);
   }
 
  private:
+  static __device__ __forceinline__ bool shares(const Sm90GemmParams& params) {
+    return params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
+  }
+
+  // The number that all lanes have, in a uniform register. Why: the compiler does not see through
+  // the loop over tiles, which may depend on memory, that all lanes are in the same stage; and
+  // wgmma takes its descriptors from uniform registers.
+  static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
+    Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))},
+                uniform(threadIdx.x / kWarpgroupSize) - 1};
+    const int blocks = uniform(blocks_);
     if constexpr (Tile::kOverlaps) {
-      accumulate_overlapped(tile, sums[0]);
+      accumulate_overlapped(tile, at, blocks, sums[0]);
     } else {
       Acc acc;
       if (Tile::kParts > 1) {
@@ -122,25 +141,99 @@ class Fp8GemmConsumer {
         for (float& x : acc) x = 0.0f;
       }
 #pragma unroll 1
-      for (int left = blocks_; left > 0; --left) {
-        shared_.stages.wait_full(state_, "a full stage");
+      for (int left = blocks; left > 0; --left) {
+        shared_.stages.wait_full(at.state, "a full stage");
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
-          take_turn();
-          multiply<Tile::kTakesTurns ? Tile::kBehindTurn : 0>(acc, part);
-          const Factors factors = load_factors(state_, tile, part);
-          if constexpr (Tile::kTakesTurns) {
-            wgmma_wait_group<1>();
-            pass_turn();
-          }
+          const Factors factors = load_factors(at.state, tile, part);
+          take_turn(at.warpgroup);
+          multiply(at, part, acc);
+          pass_turn(at.warpgroup);
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
-          if (part == Tile::kParts - 1) release(state_);
+          if (part == Tile::kParts - 1) release(at.state);
           add(sums[part], acc, factors);
         }
-        state_.advance();
+        at.state.advance();
       }
     }
+    state_ = at.state;
+  }
+
+  // Multiplies each block while the one before is added. Two accumulators take turns.
+  __device__ __forceinline__ void accumulate_overlapped(const GemmTile& tile, Block& at, int left,
+                                                        Acc& sums) {
+    if (left == 0) return;
+    Acc even, odd;
+    State last = at.state;
+    start(at, even);
+#pragma unroll 1
+    for (; left > 2; left -= 2) {
+      const State middle = at.state;
+      start(at, odd);
+      finish<1>(last, tile, sums, even);
+      last = at.state;
+      start(at, even);
+      finish<1>(middle, tile, sums, odd);
+    }
+    if (left == 2) {
+      const State middle = at.state;
+      start(at, odd);
+      finish<1>(last, tile, sums, even);
+      finish<0>(middle, tile, sums, odd);
+    } else {
+      finish<0>(last, tile, sums, even);
+    }
+  }
+
+  // Waits for a stage, starts its product, and goes to the next stage.
+  __device__ __forceinline__ void start(Block& at, Acc& acc) {
+    shared_.stages.wait_full(at.state, "a full stage");
+    multiply(at, 0, acc);
+    at.state.advance();
+  }
+
+  // Adds the product of the stage `of`, when at most kPending later ones are not complete.
+  template <int kPending>
+  __device__ __forceinline__ void finish(const State& of, const GemmTile& tile, Acc& sums,
+                                         Acc& acc) {
+    const Factors factors = load_factors(of, tile, 0);
+    wgmma_wait_group<kPending>();
+    keep_behind_wait(acc);
+    release(of);
+    add(sums, acc, factors);
+  }
+
+  // Starts the product of 64 rows of a stage, which is full.
+  __device__ __forceinline__ void multiply(const Block& at, int part, Acc& acc) const {
+    using Mma = Wgmma<e4m3, Tile::kColumns>;
+    constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
+    const uint32_t stage = first_place_ + at.state.stage * (Tile::kStageBytes >> 4);
+    const uint32_t rows =
+        stage + (part * Tile::kConsumers + at.warpgroup) * (64 * Tile::kRowBytes >> 4);
+    const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
+    wgmma_fence();
+    if constexpr (Tile::kParts == 1) {
+      Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
+    } else {
+      // No register is left for two accumulators; the band is positive, but the compiler knows not.
+      const bool adds = params_.band < 0;
+      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, adds);
+    }
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) {
+      Mma::template add_ss<false>(acc, kLayout | (rows + 2 * step), kLayout | (columns + 2 * step));
+    }
+    wgmma_commit_group();
+  }
+
+  // The first warpgroup begins. A turn ends when its wgmma are in line: those of the other one come
+  // behind them, and each adds while the other's are computed.
+  static __device__ __forceinline__ void take_turn(int warpgroup) {
+    if (Tile::kTakesTurns) named_barrier(kFirstTurn + warpgroup, Tile::kThreads);
+  }
+  static __device__ __forceinline__ void pass_turn(int warpgroup) {
+    if (Tile::kTakesTurns) named_barrier_arrive(kFirstTurn + 1 - warpgroup, Tile::kThreads);
   }
 
   // Why templates: the compiler does not unroll a loop of this size.
@@ -155,91 +248,6 @@ class Fp8GemmConsumer {
     if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums);
   }
 
-  // The first warpgroup begins. Each takes a turn for each product of 64 rows and a block of the
-  // depth; both have equally many.
-  __device__ __forceinline__ void take_turn() const {
-    if (Tile::kTakesTurns) named_barrier(kFirstTurn + warpgroup(), Tile::kThreads);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if (Tile::kTakesTurns) named_barrier_arrive(kFirstTurn + 1 - warpgroup(), Tile::kThreads);
-  }
-
-  // Multiplies each block while the one before is added. Two accumulators take turns.
-  __device__ __forceinline__ void accumulate_overlapped(const GemmTile& tile, Acc& sums) {
-    int left = blocks_;
-    if (left == 0) return;
-    Acc even, odd;
-    State last = state_;
-    start(even);
-    state_.advance();
-#pragma unroll 1
-    for (; left > 2; left -= 2) {
-      start(odd);
-      finish<1>(last, tile, sums, even);
-      last = state_;
-      state_.advance();
-      start(even);
-      finish<1>(last, tile, sums, odd);
-      last = state_;
-      state_.advance();
-    }
-    if (left == 2) {
-      start(odd);
-      finish<1>(last, tile, sums, even);
-      last = state_;
-      state_.advance();
-      finish<0>(last, tile, sums, odd);
-    } else {
-      finish<0>(last, tile, sums, even);
-    }
-  }
-
-  __device__ __forceinline__ void start(Acc& acc) {
-    shared_.stages.wait_full(state_, "a full stage");
-    multiply<0>(acc, 0);
-  }
-
-  // Adds the product of the stage `of`, when at most kPending later ones are not complete.
-  template <int kPending>
-  __device__ __forceinline__ void finish(const State& of, const GemmTile& tile, Acc& sums,
-                                         Acc& acc) {
-    const Factors factors = load_factors(of, tile, 0);
-    wgmma_wait_group<kPending>();
-    keep_behind_wait(acc);
-    release(of);
-    add(sums, acc, factors);
-  }
-
-  // Starts the product of the current stage, which is full. The last kBehind wgmma are a group of
-  // their own.
-  template <int kBehind>
-  __device__ __forceinline__ void multiply(Acc& acc, int part) {
-    using Mma = Wgmma<e4m3, Tile::kColumns>;
-    constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
-    // Why a shuffle: descriptors are computed in uniform registers then, which wgmma takes.
-    const uint32_t stage =
-        __shfl_sync(0xffffffffu, first_place_ + state_.stage * (Tile::kStageBytes >> 4), 0);
-    const uint32_t rows = stage + (part * Tile::kConsumers + warpgroup()) * (64 * 128 >> 4);
-    const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
-    wgmma_fence();
-    if constexpr (Tile::kParts == 1) {
-      Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
-    } else {
-      // No register is left for two accumulators; the band is positive, but the compiler knows not.
-      const bool adds = params_.band < 0;
-      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, adds);
-    }
-#pragma unroll
-    for (int step = 1; step < kSteps; ++step) {
-      if (step == kSteps - kBehind) wgmma_commit_group();
-      Mma::template add_ss<false>(acc, kLayout | (rows + 2 * step), kLayout | (columns + 2 * step));
-    }
-    wgmma_commit_group();
-  }
-
-  static __device__ __forceinline__ int warpgroup() {
-    return __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupSize, 0) - 1;
-  }
   // The lane's first row in the tile.
   static __device__ __forceinline__ int row_of(int part) {
     const int warp = threadIdx.x / 32 - 4;
@@ -253,13 +261,8 @@ class Fp8GemmConsumer {
 
   // This warp will not read the stage any more. Its lanes have read the scales.
   __device__ __forceinline__ void release(const State& of) {
-    uint64_t* const empty = &shared_.stages.empty[of.stage];
     __syncwarp();
-    if (releases_both_) {
-      if (threadIdx.x % 32 < 2) mbarrier_arrive_in_cta(empty, threadIdx.x % 32);
-    } else {
-      mbarrier_arrive_of_warp(empty);
-    }
+    mbarrier_arrive_if(&shared_.stages.empty[of.stage], releases_, releases_both_, threadIdx.x % 2);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -271,7 +274,8 @@ class Fp8GemmConsumer {
   Fp8GemmStorage<Tile>& shared_;
   const int blocks_;            // of the depth, in a tile
   const uint32_t first_place_;  // units of 16 bytes
-  const bool releases_both_;
+  // Whether this lane arrives for its warp, at the CTA's own stage or at that of one of a pair.
+  const bool releases_, releases_both_;
   State state_;
 };
 

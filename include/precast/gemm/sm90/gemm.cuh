@@ -53,10 +53,6 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKe
   } else {
     __syncthreads();
   }
-  if (warp == 3) {
-    Fp8GemmProducer<Tile>(params, shared, buffers).prefetch_weight();
-    __syncwarp();
-  }
   wait_on_dependent_grids();
   if (warp < 4) {
     decrease_registers<Tile::kProducerRegisters>();

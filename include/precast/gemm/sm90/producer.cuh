@@ -27,22 +27,6 @@ class Fp8GemmProducer {
                                              Fp8GemmBuffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
-  // Brings what the first stages get of the weight to L2, which may begin while the kernel before
-  // this one still runs: that one may write the weight, but no size of a group may be read yet.
-  __device__ __forceinline__ void prefetch_weight() const {
-    if (p_.kind != TokenGroups::equal || !elect_lane()) return;
-    GemmTile tile;
-    if (!GemmScheduler<Tile>(params_).next(tile)) return;
-    const DepthRange depth(params_);
-    const int half = params_.use == ClusterUse::shares_b ? Tile::kWeights / 2 : 0;
-    const int row = tile.column + static_cast<int>(cluster_rank()) * half;
-    const int end = min(depth.end, depth.begin + Tile::kStages);
-#pragma unroll 1
-    for (int block = depth.begin; block < end; ++block) {
-      prefetch_box(&params_.b, block * kFp8Block, row, tile.b_group);
-    }
-  }
-
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) copy_operand<false>();
     if (warp == 1) copy_scales();

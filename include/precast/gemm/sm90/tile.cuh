@@ -36,10 +36,8 @@ struct Fp8GemmTile {
   static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : 40;
   static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 232 : kConsumers == 1 ? 200 : 96;
   static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
-  // Two warpgroups that do not overlap take turns: one multiplies while the other one adds. A turn
-  // ends before its last wgmma do, so that the next ones wait in line behind them.
-  static constexpr bool kTakesTurns = kConsumers == 2 && !kOverlaps;
-  static constexpr int kBehindTurn = 1;
+  // Whether two warpgroups start their products in turn.
+  static constexpr bool kTakesTurns = false;
 
   static constexpr int kRowBytes = 128;  // of a stage
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
