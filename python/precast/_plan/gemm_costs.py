@@ -24,6 +24,8 @@ _NAMES = (
     "split",
     "split_byte",
     "share",
+    "used_by_4",
+    "used_by_8",
 )
 
 

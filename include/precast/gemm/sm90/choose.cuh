@@ -128,8 +128,10 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
   const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
   const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
   const double ctas = double(problem.groups) * units.tokens * units.columns * cluster.ctas;
-  const double waves =
-      std::ceil(ctas / cluster.ctas / std::max(1, problem.sms * tile.ctas_per_sm() / cluster.ctas));
+  // A cluster lies in one GPC, of whose SMs some are left over.
+  const double used = cluster.ctas == 8 ? costs.used_by_8 : cluster.ctas == 4 ? costs.used_by_4 : 1;
+  const double slots = std::floor(problem.sms * tile.ctas_per_sm() * used / cluster.ctas);
+  const double waves = std::ceil(ctas / cluster.ctas / std::max(1.0, slots));
   const double busy = std::min<double>(tile.ctas_per_sm(), std::ceil(ctas / problem.sms));
 
   // 32 of the depth are one wgmma of 64 rows, whose operands come from shared memory.

@@ -19,6 +19,8 @@ struct Fp8GemmCosts {
   double split = 1500.0;
   double split_byte = 0.02;
   double share = 0.03;
+  double used_by_4 = 0.91;
+  double used_by_8 = 0.85;
 };
 
 }  // namespace precast
