@@ -137,8 +137,8 @@ def main() -> None:
     sweep = load(args.files, model.choices)
     held = np.random.default_rng(1).permutation(len(sweep.us)) % 3 == 0
     fitted, unseen = sweep.part(~held), sweep.part(held)
-    names = list(costs())
-    start = np.array(list(costs().values()))
+    names = [name for name, numbers in costs().items() for _ in numbers]
+    start = np.array([number for numbers in costs().values() for number in numbers])
     report("as it is", model, start, sweep)
     free = [i for i, name in enumerate(names) if name not in FIXED]
     tried = [fit(model, fitted, start, free, args.steps, seed) for seed in range(args.starts)]
@@ -156,13 +156,14 @@ def main() -> None:
             f"{expected[at, best]:.2f}), chosen {chosen:2d}: {sweep.us[at, chosen]:.2f} "
             f"({expected[at, chosen]:.2f})"
         )
-    for name, value in zip(names, values, strict=True):
-        print(f"{name} = {float(value)!r}")
+    path = ROOT / SOURCE
+    text = path.read_text()
+    for name, old in costs().items():
+        numbers = [float(value) for value, its in zip(values, names, strict=True) if its == name]
+        written = str(numbers if len(old) > 1 else numbers[0])
+        print(f"{name} = {written}")
+        text = re.sub(rf"(?m)^{name} = ([\d.e+-]+|\[.*?\])", f"{name} = {written}", text)
     if args.write:
-        path = ROOT / SOURCE
-        text = path.read_text()
-        for name, value in zip(names, values, strict=True):
-            text = re.sub(rf"(?m)^{name} = [\d.e+-]+", f"{name} = {float(value)!r}", text)
         path.write_text(text)
 
 

@@ -135,16 +135,15 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
   const double busy = std::min<double>(tile.ctas_per_sm(), std::ceil(ctas / problem.sms));
 
   // 32 of the depth are one wgmma of 64 rows, whose operands come from shared memory.
-  const int products = tile.rows / 64;
-  const double multiply =
-      4 * std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
-  const double add = costs.add + costs.add_register * tile.columns / 2;
-  const double of_consumer = fp8_tile_overlaps(tile.rows, tile.columns)
-                                 ? std::max(multiply, add)
-                                 : ceil_div(products, 2) * (multiply + add);
-  const double bytes = 128.0 * (tile.tokens() + tile.weights());
-  double block = std::max(
-      {of_consumer, costs.block, busy * products * multiply, busy * bytes / costs.l2_bytes});
+  const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
+  const double multiply = 4 * wgmma * (tile.rows / 64);
+  // Each CTA takes all bytes of a stage, but asks L2 for half of what two share.
+  const double taken = 128.0 * (tile.tokens() + tile.weights());
+  const double asked = taken - 64.0 * (cluster.use == ClusterUse::shares_a   ? tile.tokens()
+                                       : cluster.use == ClusterUse::shares_b ? tile.weights()
+                                                                             : 0);
+  const double copy = taken / costs.fill_bytes + asked / costs.l2_bytes;
+  double block = std::max({costs.consumer[choice.tile], busy * multiply, busy * copy});
   if (shares) block *= 1 + costs.share;
 
   const double depth = problem.depth, groups = problem.groups;
@@ -152,7 +151,7 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
       groups *
       (depth * problem.tokens + depth * problem.columns + 2.0 * problem.tokens * problem.columns) /
       costs.dram_bytes;
-  double of_tile = costs.tile + costs.tile_column * tile.columns * ceil_div(products, 2);
+  double of_tile = costs.tile[choice.tile];
   if (parts > 1) {
     of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
   }
