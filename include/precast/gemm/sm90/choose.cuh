@@ -36,7 +36,9 @@ struct Fp8TileShape {
   constexpr int weights() const { return swapped ? rows : columns; }
   // Tiles of few tokens wait for memory and for the latency of their few wgmma: two CTAs fit on an
   // SM, of which one may be of the next kernel, which prepares itself while this one ends.
-  constexpr int ctas_per_sm() const { return swapped && rows / 64 * columns <= 64 ? 2 : 1; }
+  constexpr int ctas_per_sm() const {
+    return swapped && columns <= (rows == 64 ? 128 : 32) ? 2 : 1;
+  }
 };
 
 // The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
