@@ -196,10 +196,12 @@ struct UnitPlace {
 PRECAST_HOST_DEVICE constexpr UnitPlace place_unit(int unit, int token_units, int column_units,
                                                    int band) {
   const int units_of_band = band * column_units;
-  const int number = unit / units_of_band, in_band = unit - number * units_of_band;
+  // Few tokens have one band, of one unit: nothing to divide.
+  const int number = unit < units_of_band ? 0 : unit / units_of_band;
+  const int in_band = unit - number * units_of_band;
   const int left = token_units - number * band;
   const int height = left < band ? left : band;  // of this band
-  const int column = in_band / height;
+  const int column = height == 1 ? in_band : in_band / height;
   return {number * band + in_band - column * height, column};
 }
 

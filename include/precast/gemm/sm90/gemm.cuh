@@ -97,7 +97,10 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   params.p = p;
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
-  params.depth_blocks = ceil_div(p.depth, kFp8Block);
+  const int blocks = ceil_div(p.depth, kFp8Block);
+  const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
+  params.blocks = blocks / parts;
+  params.ctas_with_more = blocks % parts;
   params.token_units = units.tokens;
   params.column_units = units.columns;
   params.band = fp8_gemm_band(choice, units.tokens, sms);
@@ -112,6 +115,7 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   if (cluster.use != ClusterUse::splits_k) {
     clusters = std::min<int64_t>(clusters, std::max(1, sms * Tile::kCtasPerSm / cluster.ctas));
   }
+  params.clusters = static_cast<int>(clusters);
   constexpr int kBytes = Fp8GemmBuffers<Tile>::kBytes;
   static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
   const auto kernel = Fp8GemmKernel<T, Tile>;
