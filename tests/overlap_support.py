@@ -216,6 +216,10 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
+    for name in [name for name in found if name.endswith("_mma")]:  # The same of GEMMs.
+        hopper = kernels()[name.removesuffix("_mma")]
+        assert isinstance(hopper, Export)
+        found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]

@@ -13,7 +13,7 @@ cudaError_t gemm(const GemmParams& params, bool row_major_b, int tile, bool enab
 
 namespace {
 
-void mm_bf16_entry(TensorView a, TensorView b, OptionalTensor bias, TensorView out, int64_t tile,
+void mm_bf16_entry(TensorView a, TensorView b, OptionalTensor bias, TensorView out, int64_t tactic,
                    bool pdl) {
   Dim m("m"), n("n"), k("k");
   const TensorMatcher match("mm_bf16");
@@ -29,10 +29,10 @@ void mm_bf16_entry(TensorView a, TensorView b, OptionalTensor bias, TensorView o
   to.same_device(in).dtype(gemm_dtype_o).shape({m, n}).elements_apart();
   to.apart(TensorMemory("mm_bf16", "bias", bias));
   params.kind = TokenGroups::equal;
-  run_gemm({in, to, weight_of(by, true), by, n, 1, 1, m, tile, pdl}, params, gemm);
+  run_gemm({in, to, weight_of(by, true), by, n, 1, 1, m, tactic, pdl}, params, gemm);
 }
 
-void bmm_bf16_entry(TensorView A, TensorView B, TensorView out, int64_t tile, bool enable_pdl) {
+void bmm_bf16_entry(TensorView A, TensorView B, TensorView out, int64_t tactic, bool enable_pdl) {
   Dim batch("b"), m("m"), n("n"), k("k");
   const TensorMatcher match("bmm_bf16");
   const TensorMatch in = match(A, "A");
@@ -43,12 +43,12 @@ void bmm_bf16_entry(TensorView A, TensorView B, TensorView out, int64_t tile, bo
   to.same_device(in).dtype(gemm_dtype_o).shape({batch, m, n}).elements_apart();
   GemmParams params = {};
   params.kind = TokenGroups::equal;
-  run_gemm({in, to, weight_of(by, true), by, n, batch, batch, m, tile, enable_pdl}, params, gemm);
+  run_gemm({in, to, weight_of(by, true), by, n, batch, batch, m, tactic, enable_pdl}, params, gemm);
 }
 
 // Groups of consecutive rows, from one number of m_indptr to the next.
 void grouped_mm_bf16_entry(TensorView a, TensorView b, TensorView m_indptr, TensorView out,
-                           int64_t tile, bool enable_pdl) {
+                           int64_t tactic, bool enable_pdl) {
   Dim m("m"), n("n"), k("k"), groups("groups");
   const TensorMatcher match("grouped_mm_bf16");
   const TensorMatch in = match(a, "a");
@@ -63,14 +63,14 @@ void grouped_mm_bf16_entry(TensorView a, TensorView b, TensorView m_indptr, Tens
   params.kind = TokenGroups::ranges;
   params.group_info = numbers_of(starts, groups + 1, params.info_is_int64);
   const int64_t expected = groups > 0 ? (m + groups - 1) / groups : 0;
-  run_gemm({in, to, {rows_of(by), false}, by, n, groups, groups, expected, tile, enable_pdl},
+  run_gemm({in, to, {rows_of(by), false}, by, n, groups, groups, expected, tactic, enable_pdl},
            params, gemm);
 }
 
 // The same with weights that groups choose, and of either order.
 void segment_gemm_entry(TensorView x, TensorView weights, TensorView seg_indptr,
                         OptionalTensor weight_indices, TensorView out, bool weight_column_major,
-                        int64_t tile, bool enable_pdl) {
+                        int64_t tactic, bool enable_pdl) {
   Dim m("rows"), n("d_out"), k("d_in"), count("weights");
   const TensorMatcher match("segment_gemm");
   const TensorMatch in = match(x, "x");
@@ -101,7 +101,7 @@ void segment_gemm_entry(TensorView x, TensorView weights, TensorView seg_indptr,
   const GemmWeight weight =
       weight_column_major ? GemmWeight{rows_of(by), false} : weight_of(by, true);
   const int64_t expected = groups > 0 ? (m + groups - 1) / groups : 0;
-  run_gemm({in, to, weight, by, n, groups, count, expected, tile, enable_pdl}, params, gemm);
+  run_gemm({in, to, weight, by, n, groups, count, expected, tactic, enable_pdl}, params, gemm);
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ struct GemmCall {
   int64_t columns;
   int64_t groups, weights;
   int64_t expected_tokens;  // of a group
-  int64_t tile;             // of kGemmTiles, or -1
+  int64_t tactic;           // a tile of kGemmTiles, or -1
   bool enable_pdl;
 };
 
@@ -93,8 +93,9 @@ void run_gemm(const GemmCall& call, GemmParams params, const Launch& launch) {
   PRECAST_CHECK(call.columns <= kMostRows, ValueError)
       << call.out.what() << " must have at most " << kMostRows << " columns, got shape "
       << to_string(call.out.tensor.shape());
-  PRECAST_CHECK(call.tile < kNumGemmTiles, ValueError)
-      << call.a.op << ": tile must be -1 or below " << kNumGemmTiles << ", got " << call.tile;
+  PRECAST_CHECK(call.tactic >= -1 && call.tactic < kNumGemmTiles, ValueError)
+      << call.a.op << ": tactic must be -1 or a tile below " << kNumGemmTiles << ", got "
+      << call.tactic;
   params.a = rows_of(call.a);
   params.b = call.b.matrix;
   check_columns(call.out, true);
@@ -113,8 +114,8 @@ void run_gemm(const GemmCall& call, GemmParams params, const Launch& launch) {
   check_vector_aligned(call.b_arg);
   launch_on(call.a, [&](cudaStream_t stream) {
     const int sms = multiprocessors(call.a.op, a.device().device_id);
-    const int tile = call.tile >= 0
-                         ? static_cast<int>(call.tile)
+    const int tile = call.tactic >= 0
+                         ? static_cast<int>(call.tactic)
                          : choose_gemm_tile(params.groups, static_cast<int>(call.expected_tokens),
                                             params.columns, sms);
     return launch(params, call.b.row_major, tile, call.enable_pdl, stream);

@@ -39,7 +39,7 @@ const float* alpha_of(const TensorMatcher& match, const OptionalTensor& alpha, c
 }
 
 void scaled_mm_entry(TensorView a, TensorView b, TensorView scale_a, TensorView scale_b,
-                     TensorView out, OptionalTensor bias, int64_t tile, bool enable_pdl) {
+                     TensorView out, OptionalTensor bias, int64_t tactic, bool enable_pdl) {
   Dim m("m"), n("n"), k("k");
   const TensorMatcher match("scaled_mm");
   const TensorMatch in = match(a, "a");
@@ -59,11 +59,11 @@ void scaled_mm_entry(TensorView a, TensorView b, TensorView scale_a, TensorView 
   check_written({TensorMemory(to)},
                 {TensorMemory(of_a), TensorMemory(of_b), TensorMemory("scaled_mm", "bias", bias)});
   params.kind = TokenGroups::equal;
-  run_gemm({in, to, weight_of(by, false), by, n, 1, 1, m, tile, enable_pdl}, params, scaled_gemm);
+  run_gemm({in, to, weight_of(by, false), by, n, 1, 1, m, tactic, enable_pdl}, params, scaled_gemm);
 }
 
 void bmm_fp8_entry(TensorView A, TensorView B, TensorView A_scale, TensorView B_scale,
-                   TensorView out, int64_t tile, bool enable_pdl) {
+                   TensorView out, int64_t tactic, bool enable_pdl) {
   Dim batch("b"), m("m"), n("n"), k("k");
   const TensorMatcher match("bmm_fp8");
   const TensorMatch in = match(A, "A");
@@ -79,11 +79,11 @@ void bmm_fp8_entry(TensorView A, TensorView B, TensorView A_scale, TensorView B_
   to.same_device(in).dtype(scaled_gemm_dtype_o).shape({batch, m, n}).elements_apart();
   check_written({TensorMemory(to)}, {TensorMemory(of_a), TensorMemory(of_b)});
   params.kind = TokenGroups::equal;
-  run_gemm({in, to, weight_of(by, false), by, n, batch, batch, m, tile, enable_pdl}, params,
+  run_gemm({in, to, weight_of(by, false), by, n, batch, batch, m, tactic, enable_pdl}, params,
            scaled_gemm);
 }
 
-void mm_fp8_entry(TensorView a, TensorView b, OptionalTensor alpha, TensorView out, int64_t tile,
+void mm_fp8_entry(TensorView a, TensorView b, OptionalTensor alpha, TensorView out, int64_t tactic,
                   bool enable_pdl) {
   Dim m("m"), n("n"), k("k");
   const TensorMatcher match("mm_fp8");
@@ -97,12 +97,12 @@ void mm_fp8_entry(TensorView a, TensorView b, OptionalTensor alpha, TensorView o
   to.same_device(in).dtype(scaled_gemm_dtype_o).shape({m, n}).elements_apart();
   check_written({TensorMemory(to)}, {TensorMemory("mm_fp8", "alpha", alpha)});
   params.kind = TokenGroups::equal;
-  run_gemm({in, to, {rows_of(by), false}, by, n, 1, 1, m, tile, enable_pdl}, params, scaled_gemm);
+  run_gemm({in, to, {rows_of(by), false}, by, n, 1, 1, m, tactic, enable_pdl}, params, scaled_gemm);
 }
 
 // Groups of consecutive rows, from one number of m_indptr to the next.
 void grouped_mm_fp8_entry(TensorView a, TensorView b, TensorView m_indptr, OptionalTensor alpha,
-                          TensorView out, int64_t tile, bool enable_pdl) {
+                          TensorView out, int64_t tactic, bool enable_pdl) {
   Dim m("m"), n("n"), k("k"), groups("groups");
   const TensorMatcher match("grouped_mm_fp8");
   const TensorMatch in = match(a, "a");
@@ -120,7 +120,7 @@ void grouped_mm_fp8_entry(TensorView a, TensorView b, TensorView m_indptr, Optio
   params.kind = TokenGroups::ranges;
   params.group_info = numbers_of(starts, groups + 1, params.info_is_int64);
   const int64_t expected = groups > 0 ? (m + groups - 1) / groups : 0;
-  run_gemm({in, to, {rows_of(by), false}, by, n, groups, groups, expected, tile, enable_pdl},
+  run_gemm({in, to, {rows_of(by), false}, by, n, groups, groups, expected, tactic, enable_pdl},
            params, scaled_gemm);
 }
 

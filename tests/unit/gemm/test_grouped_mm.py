@@ -104,7 +104,7 @@ def test_the_wrapper() -> None:
         ({"m_indptr": ints(*range(8))[::2]}, "m_indptr must be contiguous, got strides"),
         ({"out": torch.zeros(ROWS, COLUMNS + 1)}, "out must have shape"),
         ({"backend": "cutlass"}, "backend must be one of 'cudnn', 'cake', 'mma', got 'cutlass'"),
-        ({"tactic": -2}, "tactic must be at least -1, got -2"),
+        ({"tactic": -2}, "tactic must be -1 or a tile below 4, got -2"),
         ({"out_dtype": torch.int8}, "out_dtype must be one of bfloat16, float16, float32, got"),
     ],
 )

@@ -146,7 +146,7 @@ Change = Callable[[torch.Tensor], Any]
         ("mm_fp8", "alpha", lambda x: torch.ones(2), "alpha must "),
         ("grouped_mm_fp8", "m_indptr", lambda x: x.long(), "m_indptr must be int32, got int64"),
         ("grouped_mm_fp8", "backend", lambda x: "cake", "backend must be one of 'cudnn', 'mma'"),
-        ("grouped_mm_fp8", "tactic", lambda x: -2, "tactic must be at least -1, got -2"),
+        ("grouped_mm_fp8", "tactic", lambda x: -2, "tactic must be -1 or a tile below 4, got -2"),
     ],
 )
 def test_what_is_refused(function: str, name: str, change: Change, words: str) -> None:

@@ -65,7 +65,9 @@ def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool 
         )
 
 
-def check_sizes(export: str, name: str, a: torch.Tensor, out: torch.Tensor, tile: int = -1) -> None:
+def check_sizes(
+    export: str, name: str, a: torch.Tensor, out: torch.Tensor, tactic: int = -1
+) -> None:
     """Raise unless a kernel can compute a product of these sizes with the tile."""
     vector, depth = ROW_BYTES // a.element_size(), a.shape[-1]
     if depth % vector or depth > MAX_DEPTH:
@@ -81,8 +83,8 @@ def check_sizes(export: str, name: str, a: torch.Tensor, out: torch.Tensor, tile
             raise ValueError(
                 f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
             )
-    if tile >= MMA_TILES:
-        raise ValueError(f"{export}: tile must be -1 or below {MMA_TILES}, got {tile}")
+    if not -1 <= tactic < MMA_TILES:
+        raise ValueError(f"{export}: tactic must be -1 or a tile below {MMA_TILES}, got {tactic}")
     check_rows(export, name, a)
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise ValueError(

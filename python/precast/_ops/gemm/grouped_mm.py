@@ -64,18 +64,18 @@ def _check(
     b: torch.Tensor,
     m_indptr: torch.Tensor,
     out: torch.Tensor,
-    tile: int,
+    tactic: int,
 ) -> None:
     check_contiguous(export, m_indptr=m_indptr)
     check_rows(export, "b", b)
-    check_sizes(export, "a", a, out, tile)
+    check_sizes(export, "a", a, out, tactic)
 
 
 _GROUPED = Export(
     "gemm",
     "grouped_mm_bf16",
     "a:T=bf16|f16[m,k] b:T[groups,n,k] m_indptr:i32[groups+1] out!:U=bf16|f16|f32[m,n] "
-    "tile:int enable_pdl:pdl_on",
+    "tactic:int enable_pdl:pdl_on",
     write=_write,
     check=_check,
     derived={"out_dtype": lambda out: out.dtype},
@@ -155,7 +155,8 @@ def grouped_mm_bf16(
     backend : str
         ``"cudnn"`` or ``"cake"``, FlashInfer's, or ``"mma"``; all are the same kernels.
     tactic : int
-        At least -1; without effect.
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -174,15 +175,8 @@ def grouped_mm_bf16(
     """
     name = "grouped_mm_bf16"
     check_choice(name, "backend", backend, "cudnn", "cake", MMA)
-    check_tactic(name, tactic)
     check_out(name, out, out_dtype, is_equal=False)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _GROUPED.launch(a, b, m_indptr, out, -1)
+    _GROUPED.launch(a, b, m_indptr, out, tactic)
     return out
-
-
-def check_tactic(export: str, tactic: int) -> None:
-    """Raise unless FlashInfer would take the number for one of an execution plan."""
-    if tactic < -1:
-        raise ValueError(f"{export}: tactic must be at least -1, got {tactic}")

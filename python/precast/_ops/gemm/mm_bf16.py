@@ -38,22 +38,22 @@ def bmm_bf16_reference(
     return (A.float() @ B.float()).to(out_dtype)
 
 
-def _check(export: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tile: int) -> None:
+def _check(export: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tactic: int) -> None:
     check_weight(export, "b", b)
-    check_sizes(export, "a", a, out, tile)
+    check_sizes(export, "a", a, out, tactic)
 
 
 def _check_batch(
-    export: str, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, tile: int
+    export: str, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, tactic: int
 ) -> None:
     check_weight(export, "B", B)
-    check_sizes(export, "A", A, out, tile)
+    check_sizes(export, "A", A, out, tactic)
 
 
 _MM = Export(
     "gemm",
     "mm_bf16",
-    "a:T=bf16[m,k] b:bf16[k,n] bias?:bf16[n] out!:U=bf16|f16|f32[m,n] tile:int pdl:pdl",
+    "a:T=bf16[m,k] b:bf16[k,n] bias?:bf16[n] out!:U=bf16|f16|f32[m,n] tactic:int pdl:pdl",
     reference=lambda a, b, bias: mm_bf16_reference(a, b, bias, torch.float32),
     check=_check,
     derived={"out_dtype": lambda out: out.dtype},
@@ -61,7 +61,7 @@ _MM = Export(
 _BMM = Export(
     "gemm",
     "bmm_bf16",
-    "A:T=bf16[b,m,k] B:bf16[b,k,n] out!:U=bf16|f16|f32[b,m,n] tile:int enable_pdl:pdl_on",
+    "A:T=bf16[b,m,k] B:bf16[b,k,n] out!:U=bf16|f16|f32[b,m,n] tactic:int enable_pdl:pdl_on",
     reference=lambda A, B: bmm_bf16_reference(A, B, torch.float32),
     check=_check_batch,
     derived={"out_dtype": lambda out: out.dtype},
@@ -128,6 +128,7 @@ def mm_bf16(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     backend: str = "cudnn",
+    tactic: int = -1,
 ) -> torch.Tensor:
     r"""Multiply bfloat16 matrices.
 
@@ -153,6 +154,9 @@ def mm_bf16(
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cutlass"``, ``"tgv"``, ``"cublaslt"``, ``"tinygemm"``,
         ``"cutile"``, ``"cute-dsl"`` and ``"auto"``, or ``"mma"``; all are the same kernels.
+    tactic : int
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -187,7 +191,7 @@ def mm_bf16(
     check_out("mm_bf16", out, out_dtype)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _MM.launch(a, b, bias, out, -1, pdl)
+    _MM.launch(a, b, bias, out, tactic, pdl)
     return out
 
 
@@ -208,6 +212,7 @@ def bmm_bf16(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     backend: str = "cudnn",
+    tactic: int = -1,
 ) -> torch.Tensor:
     r"""Multiply batches of bfloat16 matrices.
 
@@ -246,5 +251,5 @@ def bmm_bf16(
     check_out("bmm_bf16", out, out_dtype)
     if out is None:
         out = A.new_empty(*A.shape[:2], B.shape[2], dtype=out_dtype)
-    _BMM.launch(A, B, out, -1)
+    _BMM.launch(A, B, out, tactic)
     return out

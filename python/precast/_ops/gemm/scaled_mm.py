@@ -21,9 +21,10 @@ from precast._ops.gemm._plain import (
     check_weight,
     fill_starts,
 )
-from precast._ops.gemm.grouped_mm import check_tactic, write_groups
+from precast._ops.gemm.grouped_mm import write_groups
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
+from precast.trace.registry import by_form
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -131,27 +132,27 @@ def _check_scaled(
     scale_b: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    tile: int,
+    tactic: int,
 ) -> None:
     _check_scales(export, "scale_a", scale_a, [a.shape[0], 1])
     _check_scales(export, "scale_b", scale_b, [1, b.shape[1]])
     check_contiguous(export, bias=bias)
     check_weight(export, "b", b, False)
-    check_sizes(export, "a", a, out, tile)
+    check_sizes(export, "a", a, out, tactic)
 
 
 def _check_batch(
-    export: str, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, tile: int
+    export: str, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, tactic: int
 ) -> None:
     check_weight(export, "B", B, False)
-    check_sizes(export, "A", A, out, tile)
+    check_sizes(export, "A", A, out, tactic)
 
 
 def _check_rows(
-    export: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tile: int
+    export: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tactic: int
 ) -> None:
     check_rows(export, "b", b)
-    check_sizes(export, "a", a, out, tile)
+    check_sizes(export, "a", a, out, tactic)
 
 
 def _check_groups(
@@ -160,10 +161,10 @@ def _check_groups(
     b: torch.Tensor,
     m_indptr: torch.Tensor,
     out: torch.Tensor,
-    tile: int,
+    tactic: int,
 ) -> None:
     check_contiguous(export, m_indptr=m_indptr)
-    _check_rows(export, a, b, out, tile)
+    _check_rows(export, a, b, out, tactic)
 
 
 _DTYPE = {"out_dtype": lambda out: out.dtype}
@@ -171,7 +172,7 @@ _SCALED_MM = Export(
     "scaled_gemm",
     "scaled_mm",
     "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[k,n] scale_a:f32 scale_b:f32 "
-    "out!:V=bf16|f16|f32[m,n] bias?:V[n] tile:int enable_pdl:pdl_on",
+    "out!:V=bf16|f16|f32[m,n] bias?:V[n] tactic:int enable_pdl:pdl_on",
     reference=lambda a, b, scale_a, scale_b, bias: scaled_mm_reference(
         a, b, scale_a, scale_b, bias, torch.float32
     ),
@@ -182,7 +183,7 @@ _BMM = Export(
     "scaled_gemm",
     "bmm_fp8",
     "A:T=e4m3|e5m2[b,m,k] B:U=e4m3|e5m2[b,k,n] A_scale:f32[.] B_scale:f32[.] "
-    "out!:V=bf16|f16|f32[b,m,n] tile:int enable_pdl:pdl_on",
+    "out!:V=bf16|f16|f32[b,m,n] tactic:int enable_pdl:pdl_on",
     reference=lambda A, B, A_scale, B_scale: bmm_fp8_reference(
         A, B, A_scale, B_scale, torch.float32
     ),
@@ -192,7 +193,7 @@ _BMM = Export(
 _MM = Export(
     "scaled_gemm",
     "mm_fp8",
-    "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[n,k] alpha?:f32[.] out!:V=bf16|f16|f32[m,n] tile:int "
+    "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[n,k] alpha?:f32[.] out!:V=bf16|f16|f32[m,n] tactic:int "
     "enable_pdl:pdl_on",
     reference=lambda a, b, alpha: mm_fp8_reference(a, b, alpha, torch.float32),
     check=_check_rows,
@@ -202,7 +203,7 @@ _GROUPED = Export(
     "scaled_gemm",
     "grouped_mm_fp8",
     "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[groups,n,k] m_indptr:i32[groups+1] alpha?:f32[.] "
-    "out!:V=bf16|f16|f32[m,n] tile:int enable_pdl:pdl_on",
+    "out!:V=bf16|f16|f32[m,n] tactic:int enable_pdl:pdl_on",
     write=_write_groups,
     check=_check_groups,
     derived=_DTYPE,
@@ -231,7 +232,7 @@ def _template(
     used = {size for shape in inputs.values() for size in shape} | {*batch}
     if "num_starts" in used:
         used.add("num_groups")
-    dtypes = {"m_indptr": "int32"}
+    dtypes = {"m_indptr": "int32", "bias": "bfloat16"}
     tensors = {
         name: Tensor(
             shape,
@@ -256,19 +257,23 @@ def _column_major(made: dict[str, Any]) -> None:
     made[name] = made[name].mT.contiguous().mT
 
 
-@precast_api(
-    trace=_template(
-        "scaled_mm",
-        {
-            "a": ["num_tokens", "depth"],
-            "b": ["depth", "num_columns"],
-            "scale_a": ["num_tokens", "one"],
-            "scale_b": ["one", "num_columns"],
-        },
-        scaled_mm_reference,
-        fill=_column_major,
-    )
-)
+def _has_bias(bias: torch.Tensor | None = None, **others: object) -> bool:
+    return bias is not None
+
+
+def _scaled_template(has_bias: bool) -> TraceTemplate:
+    inputs = {
+        "a": ["num_tokens", "depth"],
+        "b": ["depth", "num_columns"],
+        "scale_a": ["num_tokens", "one"],
+        "scale_b": ["one", "num_columns"],
+    }
+    name = "scaled_mm_bias" if has_bias else "scaled_mm"
+    bias = {"bias": ["num_columns"]} if has_bias else {}
+    return _template(name, {**inputs, **bias}, scaled_mm_reference, fill=_column_major)
+
+
+@precast_api(trace=by_form(_has_bias, _scaled_template, [False, True]))
 @op("scaled_gemm")
 @documented(_SCALED)
 def scaled_mm(
@@ -279,6 +284,7 @@ def scaled_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    tactic: int = -1,
 ) -> torch.Tensor:
     r"""Multiply FP8 matrices that have one scale or a scale for each row, as ``torch._scaled_mm``.
 
@@ -306,6 +312,9 @@ def scaled_mm(
     out : torch.Tensor, optional
         ``[m, n]`` of ``out_dtype``; stride 1 in the last dimension. Shares no memory with the
         others. Default: a new tensor.
+    tactic : int
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -327,7 +336,7 @@ def scaled_mm(
     _check_pair("scaled_mm", "a", a, "b", b)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _SCALED_MM.launch(a, b, scale_a, scale_b, out, bias, -1)
+    _SCALED_MM.launch(a, b, scale_a, scale_b, out, bias, tactic)
     return out
 
 
@@ -360,6 +369,7 @@ def bmm_fp8(
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
     backend: str = "cublas",
+    tactic: int = -1,
 ) -> torch.Tensor:
     r"""Multiply batches of FP8 matrices that have one scale each side.
 
@@ -386,6 +396,9 @@ def bmm_fp8(
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cublas"``, ``"cutlass"``, ``"cute-dsl"`` and
         ``"auto"``, or ``"mma"``; all are the same kernels.
+    tactic : int
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -408,7 +421,7 @@ def bmm_fp8(
     _check_pair("bmm_fp8", "A", A, "B", B)
     if out is None:
         out = A.new_empty(*A.shape[:2], B.shape[2], dtype=dtype)
-    _BMM.launch(A, B, A_scale, B_scale, out, -1)
+    _BMM.launch(A, B, A_scale, B_scale, out, tactic)
     return out
 
 
@@ -434,6 +447,7 @@ def mm_fp8(
     out_dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
     backend: str = "trtllm_low_latency",
+    tactic: int = -1,
 ) -> torch.Tensor:
     r"""Multiply an FP8 matrix by the transpose of a weight, and scale the result.
 
@@ -458,6 +472,9 @@ def mm_fp8(
     backend : str
         One of FlashInfer's, ``"trtllm_low_latency"``, ``"cutedsl_low_latency"``, ``"cublas"``,
         ``"cudnn"``, ``"cutlass"`` and ``"auto"``, or ``"mma"``; all are the same kernels.
+    tactic : int
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -481,7 +498,7 @@ def mm_fp8(
     _check_pair("mm_fp8", "a", a, "b", b)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[0], dtype=out_dtype)
-    _MM.launch(a, b, alpha, out, -1)
+    _MM.launch(a, b, alpha, out, tactic)
     return out
 
 
@@ -543,7 +560,8 @@ def grouped_mm_fp8(
     backend : str
         ``"cudnn"``, FlashInfer's, or ``"mma"``; both are the same kernels.
     tactic : int
-        At least -1; without effect.
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -561,10 +579,9 @@ def grouped_mm_fp8(
     """
     name = "grouped_mm_fp8"
     check_choice(name, "backend", backend, "cudnn", MMA)
-    check_tactic(name, tactic)
     check_out(name, out, out_dtype, is_equal=False)
     _check_pair(name, "a", a, "b", b)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _GROUPED.launch(a, b, m_indptr, alpha, out, -1)
+    _GROUPED.launch(a, b, m_indptr, alpha, out, tactic)
     return out

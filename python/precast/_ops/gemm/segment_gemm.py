@@ -41,7 +41,7 @@ def _check(
     weight_indices: torch.Tensor | None,
     out: torch.Tensor,
     weight_column_major: bool,
-    tile: int,
+    tactic: int,
 ) -> None:
     columns, depth = out.shape[1], x.shape[1]
     shape = [len(weights), *((columns, depth) if weight_column_major else (depth, columns))]
@@ -63,7 +63,7 @@ def _check(
         check_rows(export, "weights", weights)
     else:
         check_weight(export, "weights", weights)
-    check_sizes(export, "x", x, out, tile)
+    check_sizes(export, "x", x, out, tactic)
 
 
 _SEGMENTS = Export(
@@ -71,7 +71,7 @@ _SEGMENTS = Export(
     "segment_gemm",
     "x:T=bf16|f16[rows,d_in] weights:T[count,a,b] seg_indptr:i32|i64[starts] "
     "weight_indices?:i32|i64[segments] out!:U=bf16|f16|f32[rows,d_out] weight_column_major:bool "
-    "tile:int enable_pdl:pdl_on",
+    "tactic:int enable_pdl:pdl_on",
     write=_write,
     check=_check,
 )
@@ -153,6 +153,7 @@ def segment_gemm(
     weight_indices: torch.Tensor | None = None,
     weight_column_major: bool = True,
     out: torch.Tensor | None = None,
+    tactic: int = -1,
 ) -> torch.Tensor:
     r"""Multiply segments of rows by a weight each, which a segment may choose.
 
@@ -181,6 +182,9 @@ def segment_gemm(
     out : torch.Tensor, optional
         ``[rows, d_out]``, bfloat16, float16 or float32; stride 1 in the last dimension. Rows of no
         segment are not written. Default: a new tensor of the dtype of ``x``, zero in such rows.
+    tactic : int
+        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+        fastest.
 
     Returns
     -------
@@ -199,5 +203,5 @@ def segment_gemm(
     """
     if out is None:
         out = x.new_zeros(x.shape[0], weights.shape[1 if weight_column_major else 2])
-    _SEGMENTS.launch(x, weights, seg_indptr, weight_indices, out, weight_column_major, -1)
+    _SEGMENTS.launch(x, weights, seg_indptr, weight_indices, out, weight_column_major, tactic)
     return out
