@@ -23,7 +23,10 @@ __all__ = ["benchmarks", "on_cpu"]
 #: Several processes measure these, in a program for each: bench_allreduce.py and
 #: bench_custom_all_reduce.py. The cases of e4m3 on Hopper are in bench_attention_sm90.py, and MLA
 #: runs on its kernels of Hopper in bench_mla.py.
-ELSEWHERE = {"allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90"}
+ELSEWHERE = {
+    *("allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90"),
+    "fp8_gemm_mma",  # bench_fp8_gemm.py
+}
 FAMILIES = sorted({kernel.op for kernel in kernels().values()} - ELSEWHERE)
 #: A function with kernels of two families is measured with the one that has its name, or the first.
 FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in reversed(kernels().values())}
@@ -55,7 +58,8 @@ def run(benchmarks: Any) -> Any:
 
 def few_rows(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Less to compute; other ops than those on rows have tensors that must fit each other."""
-    if not FUNCTIONS.get(op, "").startswith(("activation", "norm", "scale")):
+    family = FUNCTIONS.get(op, "")
+    if not family.startswith(("activation", "norm")) and family != "scale":
         return args
     rows = args[0].shape[0]  # column-major scales have columns for them, and stay as they are
     return tuple(
