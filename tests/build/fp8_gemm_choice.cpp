@@ -76,13 +76,14 @@ int main(int argc, char** argv) {
     const Fp8GemmChoice best = choose_fp8_gemm(problem);
     REQUIRE(is_legal(best, problem.kind));
     REQUIRE(best.clocks > 0);
-    const ClusterUse use = best.clusters().use;
-    REQUIRE(use != ClusterUse::shares_b || problem.kind != TokenGroups::blocks);
-    REQUIRE(use != ClusterUse::splits_k || problem.kind == TokenGroups::equal);
     REQUIRE(best.number() == choose_fp8_gemm(problem).number());
     for (int number = 0; number < kNumFp8Choices; ++number) {
       const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
       if (!is_legal(choice, problem.kind)) continue;
+      const ClusterUse use = choice.clusters().use;
+      REQUIRE(use != ClusterUse::shares_b || problem.kind != TokenGroups::blocks);
+      REQUIRE(choice.shape().tokens() <= kFp8Block || problem.kind != TokenGroups::blocks);
+      REQUIRE(use != ClusterUse::splits_k || problem.kind == TokenGroups::equal);
       REQUIRE(best.clocks <= fp8_gemm_clocks(choice, problem));
       if (number % 7 == g_problem % 7) check_places(choice, problem);
     }

@@ -44,6 +44,7 @@ BROKEN = {
         "if (use == ClusterUse::shares_b) return kind != TokenGroups::blocks;",
         "if (use == ClusterUse::shares_b) return kind == TokenGroups::blocks;",
     ),
+    "tiles of two blocks": ("choice.shape().tokens() > kFp8Block", "choice.shape().tokens() > 512"),
     "the best": ("choice.clocks < best.clocks", "choice.clocks > best.clocks"),
 }
 

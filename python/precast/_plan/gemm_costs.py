@@ -11,42 +11,59 @@ from precast._plan.table import read_table
 #: The file that has the constants, for the header; benchmarks fit them.
 SOURCE = "python/precast/_plan/gemm_costs.toml"
 _FILE = Path(__file__).with_name("gemm_costs.toml")
-_NAMES = (
+_NUMBERS = (
     "shared_bytes",
+    "fill_bytes",
     "l2_bytes",
     "dram_bytes",
     "start",
-    "tile",
-    "tile_column",
-    "add",
-    "add_register",
     "split",
     "split_byte",
     "share",
+    "used_by_4",
+    "used_by_8",
 )
+#: Those that have a number for each tile.
+_LISTS = ("consumer", "tile")
 
 
-def costs() -> dict[str, float]:
-    """The constants of the block-scaled GEMM for sm_90a, by name."""
-    table = read_table(_FILE).only("fp8_gemm_sm90").table("fp8_gemm_sm90").only(*_NAMES)
-    for name in _NAMES:
+def costs() -> dict[str, list[float]]:
+    """The constants of the block-scaled GEMM for sm_90a, by name, in the header's order."""
+    names = *_NUMBERS, *_LISTS
+    table = read_table(_FILE).only("fp8_gemm_sm90").table("fp8_gemm_sm90").only(*names)
+    found = {}
+    for name in names:
         value = table.data.get(name)
-        if not isinstance(value, float) or not 0 < value < math.inf:
-            raise table.fail(name, f"got {value!r}", "a positive number with a decimal point")
-    return {name: table.data[name] for name in _NAMES}
+        numbers = value if name in _LISTS else [value]
+        if not isinstance(numbers, list) or not numbers or not all(map(_is_cost, numbers)):
+            kind = "a list of positive numbers" if name in _LISTS else "a positive number"
+            raise table.fail(name, f"got {value!r}", f"{kind} with a decimal point")
+        found[name] = numbers
+    return found
+
+
+def _is_cost(value: object) -> bool:
+    return isinstance(value, float) and 0 < value < math.inf
 
 
 def body() -> str:
     """Return what is between the first lines of the header and the end of its namespace."""
-    lines = "\n".join(f"  double {name} = {value!r};" for name, value in costs().items())
+    lines = "\n".join(
+        f"  double {name}[{len(numbers)}] = {{{', '.join(map(repr, numbers))}}};"
+        if name in _LISTS
+        else f"  double {name} = {numbers[0]!r};"
+        for name, numbers in costs().items()
+    )
     return f"""\
 // The costs by which the block-scaled GEMM for sm_90a chooses its tile.
 #pragma once
 
 namespace precast {{
 
-// Clocks, bytes per clock; the source explains each.
+// Clocks, bytes per clock; the source explains each. Arrays are indexed by the tile.
+// clang-format off
 struct Fp8GemmCosts {{
 {lines}
 }};
+// clang-format on
 """

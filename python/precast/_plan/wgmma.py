@@ -20,12 +20,13 @@ _FORMS_16: _Forms = {
 _FORMS_8: _Forms = {
     ("new", "ss"): (8, 16, 32, 64, 96, 128, 160, 192, 256),
     ("add", "ss"): (8, 16, 32, 64, 96, 128, 160, 192, 256),
+    ("either", "ss"): (128,),
     ("new", "rs"): (8, 64, 72, 128, 136, 256),
     ("add", "rs"): (8, 64, 72, 128, 136, 256),
 }
 #: Columns of D, by the element type of A and B (its name is also that of PTX), by whether the
-#: product is added to D ("add") or D is new ("new"), and by where A is: in shared memory ("ss") or
-#: in registers ("rs").
+#: product is added to D ("add"), D is new ("new"), or that depends ("either"), and by where A is:
+#: in shared memory ("ss") or in registers ("rs").
 COLUMNS: dict[str, _Forms] = {
     "f16": _FORMS_16,
     "bf16": _FORMS_16,
@@ -54,7 +55,8 @@ def body() -> str:
 // A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
 // memory: its rows are contiguous along k, or along N with kTransposedB, which 8 bits lack. The
 // four warps of a warpgroup call each function together. Why not one function for both: a D that is
-// read need not be there before, and its registers may hold something else until then.
+// read need not be there before, and its registers may hold something else until then. Where these
+// are too few for that, a third one (either) keeps D in the same.
 //
 // Registers   of lane l of warp w, with q = l % 4
 //   D         d[4 j + 2 h + i] is column 8 j + 2 q + i of row 16 w + l / 4 + 8 h; h and i are 0, 1.
@@ -107,24 +109,29 @@ def _function(dtype: str, how: str, form: str, columns: int) -> str:
         transposed = ', "n"(kTransposedB ? 1 : 0)'
     else:
         check = '    static_assert(!kTransposedB, "B of 8 bits is contiguous along k");\n'
+    adds, parameter, predicate = str(int(how == "add")), "", ""
+    if how == "either":
+        adds = f"%{b + 1 + can_transpose}"
+        parameter, predicate = ", bool adds", ', "r"(adds ? 1 : 0)'
     constraint = '"=f"' if how == "new" else '"+f"'
     outputs = ",\n".join(
         f"        {row}" for row in _rows([f"{constraint}(d[{i}])" for i in range(count)])
     )
     inputs = '"l"(a)' if form == "ss" else ", ".join(f'"r"(a[{i}])' for i in range(4))
     name = f"{how}_{form}"
+    parameters = f"float (&d)[{count}], {argument}, uint64_t b{parameter}"
     shape = f"m64n{columns}k{DEPTH[dtype]}.f32.{dtype}.{dtype}"
     return f"""\
   template <bool kTransposedB>
-  static __device__ __forceinline__ void {name}(float (&d)[{count}], {argument}, uint64_t b) {{
+  static __device__ __forceinline__ void {name}({parameters}) {{
 {check}    asm volatile(
-        "{{\\n.reg .pred p;\\nsetp.ne.u32 p, {int(how == "add")}, 0;\\n"
+        "{{\\n.reg .pred p;\\nsetp.ne.u32 p, {adds}, 0;\\n"
         "wgmma.mma_async.sync.aligned.{shape} "
 {registers}
         "{operand_a}, %{b}, p, 1, 1{transposes};\\n}}"
         :
 {outputs}
-        : {inputs}, "l"(b){transposed});
+        : {inputs}, "l"(b){transposed}{predicate});
   }}"""
 
 

@@ -40,6 +40,13 @@ struct PipelineBarriers {
       mbarrier_init(&empty[i], consumers);
     }
   }
+  // The same by all lanes of a warp.
+  __device__ __forceinline__ void init_by_warp(uint32_t producers, uint32_t consumers) {
+    for (int i = threadIdx.x % 32; i < kStages; i += 32) {
+      mbarrier_init(&full[i], producers);
+      mbarrier_init(&empty[i], consumers);
+    }
+  }
   __device__ __forceinline__ void wait_full(const State& s, const char* name) {
     mbarrier_wait_parity(&full[s.stage], s.parity, name);
   }

@@ -62,6 +62,21 @@ __device__ __forceinline__ void fence_shared_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Whether this lane is the one that the warp chooses; always the same one. All 32 lanes call it.
+// Why not a test of the lane's number: the compiler knows then that one lane takes a branch, and
+// issues what takes uniform registers, as TMA does, without a loop over the lanes.
+__device__ __forceinline__ bool elect_lane() {
+  uint32_t is_chosen;
+  asm volatile(
+      "{\n"
+      ".reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, chosen;\n"
+      "}"
+      : "=r"(is_chosen));
+  return is_chosen != 0;
+}
+
 // A barrier of `threads` threads, whole warps; `id` is 1 to 15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -4,9 +4,9 @@
 // answer.
 //
 // The model: a CTA computes one tile after the other, and a tile block of the depth by block. A
-// block takes the longest of the tensor cores, of the sums (which one warpgroup computes while
-// another multiplies, or beside its own next product) and of its operands' way from L2. The launch
-// takes at least the reading of everything from memory.
+// block takes the longest of what its consumers do one after the other, and of what the CTAs of an
+// SM share: the tensor cores, and the way of the operands from L2. All blocks together take at
+// least the reading of everything from memory. What a tile needs besides is not hidden.
 #pragma once
 
 #if !defined(__CUDACC_RTC__)
@@ -28,25 +28,30 @@ enum class ClusterUse : int {
 };
 
 struct Fp8TileShape {
-  int rows;  // 64 for each consumer warpgroup
+  int rows;  // 64, or a multiple of 128
   int columns;
   bool swapped;  // rows are columns of the weight, and columns are tokens
 
   constexpr int tokens() const { return swapped ? columns : rows; }
   constexpr int weights() const { return swapped ? rows : columns; }
+  // Tiles of few tokens wait for memory and for the latency of their few wgmma: two CTAs fit on an
+  // SM, of which one may be of the next kernel, which prepares itself while this one ends.
+  constexpr int ctas_per_sm() const {
+    return swapped && columns <= (rows == 64 ? 128 : 32) ? 2 : 1;
+  }
 };
 
 // The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
 constexpr Fp8TileShape kFp8Tiles[] = {
-    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false},
-    {128, 64, false},  {128, 64, true},   {128, 32, true},   {128, 16, true},
-    {64, 128, true},   {64, 64, true},    {64, 32, true},    {64, 16, true},
+    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 64, false},
+    {128, 64, true},   {128, 32, true},   {128, 16, true},   {64, 128, true},  {64, 64, true},
+    {64, 32, true},    {64, 16, true},    {256, 128, false},
 };
 constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
 
 // Whether a warpgroup multiplies the next block of the depth while it adds the last one. It takes a
 // second accumulator, for which registers are too few if there are many columns.
-constexpr bool fp8_tile_overlaps(int columns) { return columns <= 96; }
+constexpr bool fp8_tile_overlaps(int rows, int columns) { return rows <= 128 && columns <= 96; }
 
 struct Fp8ClusterShape {
   ClusterUse use;
@@ -80,13 +85,19 @@ struct Fp8GemmProblem {
   int columns;
   int depth;
   int sms;
+
+  constexpr bool operator==(const Fp8GemmProblem& other) const {
+    return kind == other.kind && groups == other.groups && tokens == other.tokens &&
+           columns == other.columns && depth == other.depth && sms == other.sms;
+  }
 };
 
-// Whether a choice computes a kind of problem at all. Two neighbouring tiles of tokens may have
-// different weights if each token says its own; and CTAs that split the depth know how many tiles
-// there are.
+// Whether a choice computes a kind of problem at all. Two neighbouring blocks of 128 tokens may
+// have different weights if each token says its own; and CTAs that split the depth know how many
+// tiles there are.
 constexpr bool is_legal(const Fp8GemmChoice& choice, TokenGroups kind) {
   const ClusterUse use = choice.clusters().use;
+  if (kind == TokenGroups::blocks && choice.shape().tokens() > kFp8Block) return false;
   if (use == ClusterUse::shares_b) return kind != TokenGroups::blocks;
   if (use == ClusterUse::splits_k) return kind == TokenGroups::equal;
   return true;
@@ -111,45 +122,43 @@ struct Fp8GemmUnits {
 #if !defined(__CUDACC_RTC__)
 
 // The clocks that the model expects.
-inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem) {
-  const Fp8GemmCosts costs;
+inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem,
+                              const Fp8GemmCosts& costs = {}) {
   const Fp8TileShape& tile = choice.shape();
   const Fp8ClusterShape& cluster = choice.clusters();
-  const int consumers = tile.rows / 64;
-  // 32 of the depth are one wgmma, whose operands come from shared memory.
-  const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
-  const double multiply = 4 * wgmma;
-  const double add = costs.add + costs.add_register * tile.columns / 2;
-  double block = consumers * multiply;
-  if (fp8_tile_overlaps(tile.columns)) {
-    block = std::max(block, add);
-  } else {
-    block = std::max(block, multiply + add);
-  }
-  const bool shares_a = cluster.use == ClusterUse::shares_a;
-  const bool shares_b = cluster.use == ClusterUse::shares_b;
-  const double bytes =
-      128.0 * (tile.tokens() / (shares_a ? 2.0 : 1.0) + tile.weights() / (shares_b ? 2.0 : 1.0));
-  block = std::max(block, bytes / costs.l2_bytes);
-  if (shares_a || shares_b) block *= 1 + costs.share;
-
-  const int depth_blocks = ceil_div(problem.depth, kFp8Block);
-  const bool splits = cluster.use == ClusterUse::splits_k;
-  const int parts = splits ? cluster.ctas : 1;
-  double of_tile =
-      ceil_div(depth_blocks, parts) * block + costs.tile + costs.tile_column * tile.columns;
-  if (splits) {
-    of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
-  }
+  const bool shares = cluster.use == ClusterUse::shares_a || cluster.use == ClusterUse::shares_b;
+  const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
   const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
-  const double all = double(problem.groups) * units.tokens * units.columns;
-  const double waves = std::ceil(all / std::max(1, problem.sms / cluster.ctas));
+  const double ctas = double(problem.groups) * units.tokens * units.columns * cluster.ctas;
+  // A cluster lies in one GPC, of whose SMs some are left over.
+  const double used = cluster.ctas == 8 ? costs.used_by_8 : cluster.ctas == 4 ? costs.used_by_4 : 1;
+  const double slots = std::floor(problem.sms * tile.ctas_per_sm() * used / cluster.ctas);
+  const double waves = std::ceil(ctas / cluster.ctas / std::max(1.0, slots));
+  const double busy = std::min<double>(tile.ctas_per_sm(), std::ceil(ctas / problem.sms));
+
+  // 32 of the depth are one wgmma of 64 rows, whose operands come from shared memory.
+  const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
+  const double multiply = 4 * wgmma * (tile.rows / 64);
+  // Each CTA takes all bytes of a stage, but asks L2 for half of what two share.
+  const double taken = 128.0 * (tile.tokens() + tile.weights());
+  const double asked = taken - 64.0 * (cluster.use == ClusterUse::shares_a   ? tile.tokens()
+                                       : cluster.use == ClusterUse::shares_b ? tile.weights()
+                                                                             : 0);
+  const double copy = taken / costs.fill_bytes + asked / costs.l2_bytes;
+  double block = std::max({costs.consumer[choice.tile], busy * multiply, busy * copy});
+  if (shares) block *= 1 + costs.share;
+
   const double depth = problem.depth, groups = problem.groups;
   const double read =
       groups *
       (depth * problem.tokens + depth * problem.columns + 2.0 * problem.tokens * problem.columns) /
       costs.dram_bytes;
-  return costs.start + std::max(waves * of_tile, read);
+  double of_tile = costs.tile[choice.tile];
+  if (parts > 1) {
+    of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
+  }
+  const int blocks = ceil_div(ceil_div(problem.depth, kFp8Block), parts);
+  return costs.start + std::max(waves * blocks * block, read) + waves * of_tile;
 }
 
 // The choice that the model expects to be the fastest; the first one of equals.
@@ -187,10 +196,12 @@ struct UnitPlace {
 PRECAST_HOST_DEVICE constexpr UnitPlace place_unit(int unit, int token_units, int column_units,
                                                    int band) {
   const int units_of_band = band * column_units;
-  const int number = unit / units_of_band, in_band = unit - number * units_of_band;
+  // Few tokens have one band, of one unit: nothing to divide.
+  const int number = unit < units_of_band ? 0 : unit / units_of_band;
+  const int in_band = unit - number * units_of_band;
   const int left = token_units - number * band;
   const int height = left < band ? left : band;  // of this band
-  const int column = in_band / height;
+  const int column = height == 1 ? in_band : in_band / height;
   return {number * band + in_band - column * height, column};
 }
 

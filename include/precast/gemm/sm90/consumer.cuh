@@ -35,8 +35,14 @@ struct Fp8Factors {
 
   // `column` is the tile's first.
   __device__ __forceinline__ Fp8Factors(const float* scales, int row, int column) {
-    const float2 weight = *reinterpret_cast<const float2*>(scales + Tile::kTokens);
     const float token[2] = {scales[row], scales[row + 8]};
+    if constexpr (kFp8Block % Tile::kColumns == 0) {  // the tile lies in one block
+      const float of_weight = scales[Tile::kTokens];
+      of_segment[0][0] = token[0] * of_weight;
+      of_segment[0][1] = token[1] * of_weight;
+      return;
+    }
+    const float2 weight = *reinterpret_cast<const float2*>(scales + Tile::kTokens);
     const int first = kFp8Block - column % kFp8Block;  // columns with the first scale
 #pragma unroll
     for (int i = 0; i < kSegments; ++i) {
@@ -72,129 +78,191 @@ struct Fp8Factors<Tile, true> {
 template <typename T, typename Tile>
 class Fp8GemmConsumer {
   using Acc = float[Tile::kColumns / 2];
+  using Sums = Acc[Tile::kParts];
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
+  static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
+  static constexpr int kFirstTurn = 2;                 // the named barrier of the first warpgroup
+
+  struct Block {
+    State state;
+    int warpgroup;
+  };
 
  public:
-  // `warp` is the warp's number among those of the consumers.
   __device__ __forceinline__ Fp8GemmConsumer(const Sm90GemmParams& params,
                                              Fp8GemmStorage<Tile>& shared,
-                                             Fp8GemmBuffers<Tile> buffers, int warp)
+                                             Fp8GemmBuffers<Tile> buffers)
       : params_(params),
         shared_(shared),
-        buffers_(buffers),
-        depth_(params),
-        first_place_(buffers.base >> 4),
-        row_(16 * warp + threadIdx.x % 32 / 4),
-        warpgroup_(warp / 4),
-        releases_both_(params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b) {}
+        blocks_(DepthRange(params).count()),
+        first_place_(uniform(buffers.base >> 4)),
+        releases_(threadIdx.x % 32 == 0 && !shares(params)),
+        releases_both_(threadIdx.x % 32 < 2 && shares(params)) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile> scheduler(params_);
-    for (GemmTile tile; scheduler.next(tile);) {
-      Acc sums;
+    const int warpgroup = threadIdx.x / kWarpgroupSize - 1;
+    if (warpgroup == 1) pass_turn(1);
+    // Why a vote: see uniform().
+    for (GemmTile tile; __any_sync(0xffffffffu, scheduler.next(tile));) {
+      Sums sums;
 #pragma unroll
-      for (float& x : sums) x = 0.0f;
-      accumulate(tile, sums);
-      const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_);
-      if (params_.use == ClusterUse::splits_k) {
-        epilogue.write_sum_of_cluster(buffers_.base, sums);
-      } else {
-        epilogue.write(sums);
+      for (int part = 0; part < Tile::kParts; ++part) {
+#pragma unroll
+        for (float& x : sums[part]) x = 0.0f;
       }
+      accumulate(tile, sums);
+      write_parts(tile, sums);
     }
+    if (warpgroup == 0) take_turn(0);
   }
 
  private:
-  __device__ __forceinline__ void accumulate(const GemmTile& tile, Acc& sums) {
+  static __device__ __forceinline__ bool shares(const Sm90GemmParams& params) {
+    return params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
+  }
+
+  // The number that all lanes have, in a uniform register. Why: the compiler does not see through
+  // the loop over tiles, which may depend on memory, that all lanes are in the same stage; and
+  // wgmma takes its descriptors from uniform registers.
+  static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
+  __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
+    Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))},
+                uniform(threadIdx.x / kWarpgroupSize) - 1};
+    const int blocks = uniform(blocks_);
     if constexpr (Tile::kOverlaps) {
-      accumulate_overlapped(tile, sums);
+      accumulate_overlapped(tile, at, blocks, sums[0]);
     } else {
+      Acc acc;
+      if (Tile::kParts > 1) {
+#pragma unroll
+        for (float& x : acc) x = 0.0f;
+      }
 #pragma unroll 1
-      for (int block = depth_.begin; block < depth_.end; ++block) {
-        Acc acc;
-        multiply(acc);
-        const Factors factors = load_factors(state_, tile);
-        wgmma_wait_group<0>();
-        keep_behind_wait(acc);
-        release(state_);
-        add(sums, acc, factors);
-        state_.advance();
+      for (int left = blocks; left > 0; --left) {
+        shared_.stages.wait_full(at.state, "a full stage");
+#pragma unroll
+        for (int part = 0; part < Tile::kParts; ++part) {
+          const Factors factors = load_factors(at.state, tile, part);
+          take_turn(at.warpgroup);
+          multiply(at, part, acc);
+          pass_turn(at.warpgroup);
+          wgmma_wait_group<0>();
+          keep_behind_wait(acc);
+          if (part == Tile::kParts - 1) release(at.state);
+          add(sums[part], acc, factors);
+        }
+        at.state.advance();
       }
     }
+    state_ = at.state;
   }
 
   // Multiplies each block while the one before is added. Two accumulators take turns.
-  __device__ __forceinline__ void accumulate_overlapped(const GemmTile& tile, Acc& sums) {
-    int left = depth_.end - depth_.begin;
+  __device__ __forceinline__ void accumulate_overlapped(const GemmTile& tile, Block& at, int left,
+                                                        Acc& sums) {
     if (left == 0) return;
     Acc even, odd;
-    State last = state_;
-    multiply(even);
-    state_.advance();
+    State last = at.state;
+    start(at, even);
 #pragma unroll 1
     for (; left > 2; left -= 2) {
-      multiply(odd);
+      const State middle = at.state;
+      start(at, odd);
       finish<1>(last, tile, sums, even);
-      last = state_;
-      state_.advance();
-      multiply(even);
-      finish<1>(last, tile, sums, odd);
-      last = state_;
-      state_.advance();
+      last = at.state;
+      start(at, even);
+      finish<1>(middle, tile, sums, odd);
     }
     if (left == 2) {
-      multiply(odd);
+      const State middle = at.state;
+      start(at, odd);
       finish<1>(last, tile, sums, even);
-      last = state_;
-      state_.advance();
-      finish<0>(last, tile, sums, odd);
+      finish<0>(middle, tile, sums, odd);
     } else {
       finish<0>(last, tile, sums, even);
     }
+  }
+
+  // Waits for a stage, starts its product, and goes to the next stage.
+  __device__ __forceinline__ void start(Block& at, Acc& acc) {
+    shared_.stages.wait_full(at.state, "a full stage");
+    multiply(at, 0, acc);
+    at.state.advance();
   }
 
   // Adds the product of the stage `of`, when at most kPending later ones are not complete.
   template <int kPending>
   __device__ __forceinline__ void finish(const State& of, const GemmTile& tile, Acc& sums,
                                          Acc& acc) {
-    const Factors factors = load_factors(of, tile);
+    const Factors factors = load_factors(of, tile, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
     release(of);
     add(sums, acc, factors);
   }
 
-  // Starts the product of the current stage.
-  __device__ __forceinline__ void multiply(Acc& acc) {
+  // Starts the product of 64 rows of a stage, which is full.
+  __device__ __forceinline__ void multiply(const Block& at, int part, Acc& acc) const {
     using Mma = Wgmma<e4m3, Tile::kColumns>;
     constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
-    shared_.stages.wait_full(state_, "a full stage");
-    const uint32_t stage = first_place_ + state_.stage * (Tile::kStageBytes >> 4);
-    const uint64_t rows = kLayout | (stage + warpgroup_ * (64 * Tile::kRowBytes >> 4));
-    const uint64_t columns = kLayout | (stage + (Tile::kRowOperandBytes >> 4));
+    const uint32_t stage = first_place_ + at.state.stage * (Tile::kStageBytes >> 4);
+    const uint32_t rows =
+        stage + (part * Tile::kConsumers + at.warpgroup) * (64 * Tile::kRowBytes >> 4);
+    const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
     wgmma_fence();
-    Mma::template new_ss<false>(acc, rows, columns);
+    if constexpr (Tile::kParts == 1) {
+      Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
+    } else {
+      // No register is left for two accumulators; the band is positive, but the compiler knows not.
+      const bool adds = params_.band < 0;
+      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, adds);
+    }
 #pragma unroll
-    for (int step = 1; step < Tile::kRowBytes / 32; ++step) {
-      Mma::template add_ss<false>(acc, rows + 2 * step, columns + 2 * step);
+    for (int step = 1; step < kSteps; ++step) {
+      Mma::template add_ss<false>(acc, kLayout | (rows + 2 * step), kLayout | (columns + 2 * step));
     }
     wgmma_commit_group();
   }
 
-  __device__ __forceinline__ Factors load_factors(const State& of, const GemmTile& tile) const {
-    return Factors(shared_.scales[of.stage], row_, tile.column);
+  // The first warpgroup begins. A turn ends when its wgmma are in line: those of the other one come
+  // behind them, and each adds while the other's are computed.
+  static __device__ __forceinline__ void take_turn(int warpgroup) {
+    if (Tile::kTakesTurns) named_barrier(kFirstTurn + warpgroup, Tile::kThreads);
+  }
+  static __device__ __forceinline__ void pass_turn(int warpgroup) {
+    if (Tile::kTakesTurns) named_barrier_arrive(kFirstTurn + 1 - warpgroup, Tile::kThreads);
+  }
+
+  // Why templates: the compiler does not unroll a loop of this size.
+  template <int kPart = 0>
+  __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
+    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart));
+    if (params_.use == ClusterUse::splits_k) {
+      epilogue.write_sum_of_cluster(first_place_ << 4, sums[kPart]);
+    } else {
+      epilogue.write(sums[kPart]);
+    }
+    if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums);
+  }
+
+  // The lane's first row in the tile.
+  static __device__ __forceinline__ int row_of(int part) {
+    const int warp = threadIdx.x / 32 - 4;
+    return part * (64 * Tile::kConsumers) + 16 * warp + threadIdx.x % 32 / 4;
+  }
+
+  __device__ __forceinline__ Factors load_factors(const State& of, const GemmTile& tile,
+                                                  int part) const {
+    return Factors(shared_.scales[of.stage], row_of(part), tile.column);
   }
 
   // This warp will not read the stage any more. Its lanes have read the scales.
   __device__ __forceinline__ void release(const State& of) {
-    uint64_t* const empty = &shared_.stages.empty[of.stage];
     __syncwarp();
-    if (releases_both_) {
-      if (threadIdx.x % 32 < 2) mbarrier_arrive_in_cta(empty, threadIdx.x % 32);
-    } else {
-      mbarrier_arrive_of_warp(empty);
-    }
+    mbarrier_arrive_if(&shared_.stages.empty[of.stage], releases_, releases_both_, threadIdx.x % 2);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -204,12 +272,10 @@ class Fp8GemmConsumer {
 
   const Sm90GemmParams& params_;
   Fp8GemmStorage<Tile>& shared_;
-  Fp8GemmBuffers<Tile> buffers_;
-  const DepthRange depth_;
+  const int blocks_;            // of the depth, in a tile
   const uint32_t first_place_;  // units of 16 bytes
-  const int row_;               // of the tile, the lane's first
-  const int warpgroup_;
-  const bool releases_both_;
+  // Whether this lane arrives for its warp, at the CTA's own stage or at that of one of a pair.
+  const bool releases_, releases_both_;
   State state_;
 };
 

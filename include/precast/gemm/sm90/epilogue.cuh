@@ -24,6 +24,10 @@ template <typename T, typename Tile>
 class Fp8GemmEpilogue {
   using Acc = float[Tile::kColumns / 2];
   static constexpr bool kIsFloat = sizeof(T) == 4;
+  // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
+  static constexpr int kGroup = Tile::kSwapped ? 16 : 32;
+  static constexpr int kPairs = kGroup / 4;
+  using Pairs = float2[kPairs];
 
  public:
   // `row` is the lane's first row of the tile.
@@ -32,81 +36,109 @@ class Fp8GemmEpilogue {
       : params_(params), p_(params.p), tile_(tile), row_(row) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
-    write_groups(0, 1, [&](int i) { return make_float2(sums[2 * i], sums[2 * i + 1]); });
+    write_groups(0, 1, [&](int group, Pairs& pairs) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int at = 2 * (kPairs * group + i);
+        pairs[i] = make_float2(sums[at], sums[at + 1]);
+      }
+    });
   }
 
   // Writes the sum over the CTAs of the cluster. The stages, which begin at `buffer`, have been
-  // multiplied. The other warps of the CTA join the barriers by join_sum_of_cluster().
+  // multiplied. The other warps of the CTA join the barriers by join_sums_of_cluster().
   __device__ __forceinline__ void write_sum_of_cluster(uint32_t buffer, const Acc& sums) const {
-    constexpr int kPairs = Tile::kColumns / 4;
-    static_assert(kPairs * Tile::kThreads * 8 <= Tile::kStages * Tile::kStageBytes, "partial sums");
+    constexpr int kQuads = Tile::kColumns / 8;
+    static_assert(kQuads * Tile::kThreads * 16 <= Tile::kStages * Tile::kStageBytes, "the sums");
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int ctas = params_.cluster_ctas;
     named_barrier(1, Tile::kThreads);  // the other warpgroup has multiplied, too
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      asm volatile(
-          "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(buffer + (i * Tile::kThreads + thread) * 8),
-          "f"(sums[2 * i]), "f"(sums[2 * i + 1])
-          : "memory");
+    for (int i = 0; i < kQuads; ++i) {
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                       buffer + (i * Tile::kThreads + thread) * 16),
+                   "f"(sums[4 * i]), "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]),
+                   "f"(sums[4 * i + 3])
+                   : "memory");
     }
     cluster_arrive_shared();
     cluster_wait();
-    write_groups(static_cast<int>(cluster_rank()), ctas, [&](int i) {
-      float2 sum = make_float2(0.0f, 0.0f);
-      for (int rank = 0; rank < ctas; ++rank) {
-        const float2 part = load_pair(buffer + (i * Tile::kThreads + thread) * 8, rank);
-        sum.x += part.x;
-        sum.y += part.y;
+    write_groups(static_cast<int>(cluster_rank()), ctas, [&](int group, Pairs& pairs) {
+      const uint32_t first = buffer + (group * kPairs / 2 * Tile::kThreads + thread) * 16;
+#pragma unroll
+      for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
+      // Two CTAs at once, because each read takes hundreds of clocks; a cluster has an even number.
+#pragma unroll 1
+      for (int rank = 0; rank < ctas; rank += 2) {
+        float4 parts[2][kPairs / 2];
+#pragma unroll
+        for (int cta = 0; cta < 2; ++cta) {
+#pragma unroll
+          for (int i = 0; i < kPairs / 2; ++i) {
+            parts[cta][i] = load_quad(first + i * Tile::kThreads * 16, rank + cta);
+          }
+        }
+#pragma unroll
+        for (int cta = 0; cta < 2; ++cta) {
+#pragma unroll
+          for (int i = 0; i < kPairs / 2; ++i) {
+            pairs[2 * i].x += parts[cta][i].x;
+            pairs[2 * i].y += parts[cta][i].y;
+            pairs[2 * i + 1].x += parts[cta][i].z;
+            pairs[2 * i + 1].y += parts[cta][i].w;
+          }
+        }
       }
-      return sum;
     });
     __syncwarp();
     cluster_arrive_relaxed();
     cluster_wait();  // no CTA exits while others read its sums
   }
 
-  static __device__ __forceinline__ void join_sum_of_cluster() {
-    cluster_arrive_shared();
-    cluster_wait();
-    cluster_arrive_relaxed();
-    cluster_wait();
+  static __device__ __forceinline__ void join_sums_of_cluster() {
+#pragma unroll 1
+    for (int part = 0; part < Tile::kParts; ++part) {
+      cluster_arrive_shared();
+      cluster_wait();
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
   }
 
  private:
-  static __device__ __forceinline__ float2 load_pair(uint32_t address, int rank) {
-    float2 pair;
+  static __device__ __forceinline__ float4 load_quad(uint32_t address, int rank) {
+    float4 quad;
     asm volatile(
         "{\n"
         ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %2, %3;\n"
-        "ld.shared::cluster.v2.f32 {%0, %1}, [remote];\n"
+        "mapa.shared::cluster.u32 remote, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
         "}"
-        : "=f"(pair.x), "=f"(pair.y)
+        : "=f"(quad.x), "=f"(quad.y), "=f"(quad.z), "=f"(quad.w)
         : "r"(address), "r"(rank)
         : "memory");
-    return pair;
+    return quad;
   }
 
-  // Writes every n-th group of columns, from `first` on. pair(i) are sums 2 i and 2 i + 1 of a
-  // lane.
-  template <typename Pair>
-  __device__ __forceinline__ void write_groups(int first, int n, const Pair& pair) const {
-    constexpr int kGroup = Tile::kSwapped ? 16 : 32;  // columns of the tile
+  // Writes every n-th group of columns, from `first` on. load(group, pairs) gives a lane's pairs of
+  // sums in the group, in the order of its accumulator.
+  template <typename Load>
+  __device__ __forceinline__ void write_groups(int first, int n, const Load& load) const {
 #pragma unroll
     for (int group = 0; group < Tile::kColumns / kGroup; ++group) {
       if (n > 1 && group % n != first) continue;
+      Pairs pairs;
+      load(group, pairs);
       if constexpr (Tile::kSwapped) {
-        write_swapped_group(group, pair);
+        write_swapped_group(group, pairs);
       } else {
-        write_group(group, pair);
+        write_group(group, pairs);
       }
     }
   }
 
   // 32 columns of the output, of two tokens a lane.
-  template <typename Pair>
-  __device__ __forceinline__ void write_group(int group, const Pair& pair) const {
+  __device__ __forceinline__ void write_group(int group, const Pairs& pairs) const {
     const int q = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -117,14 +149,14 @@ class Fp8GemmEpilogue {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int at = column + 8 * j + 2 * q;
-          const float2 x = pair((4 * group + j) * 2 + half);
+          const float2 x = pairs[2 * j + half];
           if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
         }
       } else {
         uint32_t words[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float2 x = pair((4 * group + j) * 2 + half);
+          const float2 x = pairs[2 * j + half];
           words[j] = pack_pair(T(), x.x, x.y);
         }
         write_words(words, token, exists, column + 8 * q);
@@ -133,15 +165,14 @@ class Fp8GemmEpilogue {
   }
 
   // 16 tokens, of 16 columns of the output for each warp.
-  template <typename Pair>
-  __device__ __forceinline__ void write_swapped_group(int group, const Pair& pair) const {
+  __device__ __forceinline__ void write_swapped_group(int group, const Pairs& pairs) const {
     const int lane = threadIdx.x % 32, q = lane % 4;
     if constexpr (kIsFloat) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // eight tokens, and eight columns
         const int token = tile_.token + 16 * group + i / 2 * 8 + 2 * q;
         const int column = tile_.column + row_ + i % 2 * 8;
-        const float2 x = pair(4 * group + i);
+        const float2 x = pairs[i];
         if (column < p_.columns) {
           if (has_token(token)) *place(token, column) = x.x;
           if (has_token(token + 1)) *place(token + 1, column) = x.y;
@@ -151,7 +182,7 @@ class Fp8GemmEpilogue {
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 x = pair(4 * group + i);
+        const float2 x = pairs[i];
         words[i] = transpose_8x8(pack_pair(T(), x.x, x.y));
       }
       const int token = tile_.token + 16 * group + q / 2 * 8 + lane / 4;

@@ -2,9 +2,10 @@
 // Block-scaled e4m3 GEMM for sm_90a, of one weight or of one for each group of tokens: the formula
 // and the layouts of gemm/fp8_params.cuh, computed by wgmma on tiles that TMA copies.
 //
-// Threads  A CTA has an SM for itself and computes tiles until none is left. Two warps of its
+// Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Three
+// warps of its
 //          producer warpgroup copy the operands and the scales; its one or two consumer warpgroups
-//          compute 64 rows each. They meet at mbarriers alone.
+//          compute 64 or 128 rows each. They meet at mbarriers alone.
 // Clusters Two CTAs may copy an operand for both; up to eight may split the depth of one tile.
 // Traffic  Tile by tile, a and b are read from L2 once for each tile of the other.
 // Source   DeepSeek-V3, arXiv:2412.19437, section 3.5.2, for scales and accumulation; the choice of
@@ -20,8 +21,8 @@ namespace precast {
 #if defined(__CUDACC__)
 
 template <typename T, typename Tile>
-__global__ __launch_bounds__(Tile::kCtaThreads,
-                             1) void Fp8GemmKernel(const __grid_constant__ Sm90GemmParams params) {
+__global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKernel(
+    const __grid_constant__ Sm90GemmParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Buffers = Fp8GemmBuffers<Tile>;
   extern __shared__ __align__(1024) unsigned char fp8_gemm_smem[];
@@ -30,12 +31,16 @@ __global__ __launch_bounds__(Tile::kCtaThreads,
   const bool splits_k = params.use == ClusterUse::splits_k;
   const bool shares = params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
   launch_dependent_grids();
-  if (threadIdx.x == 0) {
-    prefetch_tensor_map(&params.a);
-    prefetch_tensor_map(&params.b);
-    shared.stages.init(Fp8GemmProducer<Tile>::kArrivals,
-                       Tile::kConsumerWarps * (shares ? params.cluster_ctas : 1));
+  // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (warp == 0) {
+    shared.stages.init_by_warp(Fp8GemmProducer<Tile>::kArrivals,
+                               Tile::kConsumerWarps * (shares ? params.cluster_ctas : 1));
     fence_mbarrier_init();
+  } else if (warp == 1) {
+    if (elect_lane()) prefetch_tensor_map(&params.a);
+  } else if (warp == 2) {
+    if (elect_lane()) prefetch_tensor_map(&params.b);
   }
   // CTAs that share an operand write to each other's shared memory and barriers.
   const auto wait_for_cluster = [] {
@@ -49,15 +54,13 @@ __global__ __launch_bounds__(Tile::kCtaThreads,
     __syncthreads();
   }
   wait_on_dependent_grids();
-  // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4) {
     decrease_registers<Tile::kProducerRegisters>();
     Fp8GemmProducer<Tile>(params, shared, buffers).run(warp);
-    if (splits_k) Fp8GemmEpilogue<T, Tile>::join_sum_of_cluster();
+    if (splits_k) Fp8GemmEpilogue<T, Tile>::join_sums_of_cluster();
   } else {
     increase_registers<Tile::kConsumerRegisters>();
-    Fp8GemmConsumer<T, Tile>(params, shared, buffers, warp - 4).run();
+    Fp8GemmConsumer<T, Tile>(params, shared, buffers).run();
   }
   // The other CTA has read what this one has copied to it, and its warps arrive here no more.
   if (shares) wait_for_cluster();
@@ -94,7 +97,10 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   params.p = p;
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
-  params.depth_blocks = ceil_div(p.depth, kFp8Block);
+  const int blocks = ceil_div(p.depth, kFp8Block);
+  const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
+  params.blocks = blocks / parts;
+  params.ctas_with_more = blocks % parts;
   params.token_units = units.tokens;
   params.column_units = units.columns;
   params.band = fp8_gemm_band(choice, units.tokens, sms);
@@ -107,10 +113,11 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   if (tiles > kMostFp8Units) return cudaErrorInvalidValue;
   int64_t clusters = tiles;
   if (cluster.use != ClusterUse::splits_k) {
-    clusters = std::min<int64_t>(clusters, std::max(1, sms / cluster.ctas));
+    clusters = std::min<int64_t>(clusters, std::max(1, sms * Tile::kCtasPerSm / cluster.ctas));
   }
+  params.clusters = static_cast<int>(clusters);
   constexpr int kBytes = Fp8GemmBuffers<Tile>::kBytes;
-  static_assert(kBytes <= kSharedKibPerCta * 1024, "a CTA has this much shared memory");
+  static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
   const auto kernel = Fp8GemmKernel<T, Tile>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;

@@ -12,8 +12,10 @@ struct Sm90GemmParams {
   TensorMap b;  // [groups, columns, depth]
   Fp8GemmParams p;
   ClusterUse use;
-  int cluster_ctas;
-  int depth_blocks;
+  int clusters, cluster_ctas;
+  // Blocks of the depth that a CTA multiplies; if it splits the depth, the first ones of a cluster
+  // have one more.
+  int blocks, ctas_with_more;
   // Units are the tiles of a cluster. Those of a group are numbered in bands of `band` units along
   // the tokens, in a band column by column, so that what the CTAs read at a time stays in L2.
   int token_units;  // of a group; not used where its size is on the device

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warps of block-scaled GEMM for sm_90a. One thread copies both operands of a stage by
-// TMA. The lanes of another warp copy the scales word by word with cp.async: so these may have any
+// The producer warps of block-scaled GEMM for sm_90a. One thread copies `a` of each stage by TMA,
+// one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
+// The lanes of a third warp copy the scales word by word with cp.async: so these may have any
 // strides, and need no copy in another layout.
 //
 // A stage is full when the boxes have arrived and the 32 lanes' copies are complete. It is empty
@@ -18,8 +19,8 @@ namespace precast {
 template <typename Tile>
 class Fp8GemmProducer {
  public:
-  static constexpr uint32_t kArrivals =
-      1 + 32;  // that fill a stage, besides the bytes of the boxes
+  // That fill a stage, besides the bytes of the boxes.
+  static constexpr uint32_t kArrivals = 2 + 32;
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
                                              Fp8GemmStorage<Tile>& shared,
@@ -27,31 +28,34 @@ class Fp8GemmProducer {
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
   __device__ __forceinline__ void run(int warp) {
-    if (warp == 0) copy_operands();
+    if (warp == 0) copy_operand<false>();
     if (warp == 1) copy_scales();
+    if (warp == 2) copy_operand<true>();
     __syncwarp();
   }
 
  private:
-  __device__ __forceinline__ void copy_operands() {
+  template <bool kWeight>
+  __device__ __forceinline__ void copy_operand() {
+    constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
     PipelineState<Tile::kStages> state;
     GemmScheduler<Tile> scheduler(params_);
     const DepthRange depth(params_);
-    const bool shares_a = params_.use == ClusterUse::shares_a;
-    const bool shares_b = params_.use == ClusterUse::shares_b;
+    const bool is_shared = params_.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
+    const TensorMap* map = kWeight ? &params_.b : &params_.a;
+    const bool is_chosen = elect_lane();
     for (GemmTile tile; scheduler.next(tile);) {
+      const int row = kWeight ? tile.column : tile.token;
+      const int group = kWeight ? tile.b_group : tile.a_group;
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
-        if (threadIdx.x % 32 == 0) {
-          shared_.stages.wait_empty(state, "an empty stage for the operands");
+        if (is_chosen) {
+          shared_.stages.wait_empty(state, "an empty stage for an operand");
           uint64_t* full = &shared_.stages.full[state.stage];
-          mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
-          const uint32_t rows = buffers_.rows(state.stage), columns = buffers_.columns(state.stage);
-          const int k = block * kFp8Block;
-          copy<Tile::kTokens>(Tile::kSwapped ? columns : rows, &params_.a, full, shares_a, k,
-                              tile.token, tile.a_group);
-          copy<Tile::kWeights>(Tile::kSwapped ? rows : columns, &params_.b, full, shares_b, k,
-                               tile.column, tile.b_group);
+          mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
+          copy<kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
+                                                 : buffers_.columns(state.stage),
+                       map, full, is_shared, block * kFp8Block, row, group);
         }
         state.advance();
       }
@@ -70,9 +74,8 @@ class Fp8GemmProducer {
     }
   }
 
-  // Why offsets of 32 bits: pointers take more registers than a producer has.
+  // Why offsets of 32 bits, for each stage again: pointers take more registers than a producer has.
   __device__ __forceinline__ void copy_scales() {
-    constexpr uint32_t kNoToken = 0xffffffffu;
     constexpr int kPerLane = ceil_div(Tile::kTokens, 32);
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
@@ -82,14 +85,7 @@ class Fp8GemmProducer {
     for (GemmTile tile; scheduler.next(tile);) {
       const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
                               depth.begin * p_.a_scale.depth_stride;
-      uint32_t offset[kPerLane];  // of a token that exists
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const int token = tile.token + i * 32 + lane;
-        offset[i] = token < p_.tokens ? (token >> p_.a_scale.rows_log2) *
-                                            static_cast<uint32_t>(p_.a_scale.block_stride)
-                                      : kNoToken;
-      }
+      const int token = tile.token + lane;
       const int column_block = tile.column / kFp8Block + lane;
       const bool has_weight = lane < 2 && column_block < column_blocks;
       const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
@@ -102,8 +98,10 @@ class Fp8GemmProducer {
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
           if (Tile::kTokens % 32 == 0 || i * 32 + lane < Tile::kTokens) {
-            const bool exists = offset[i] != kNoToken;
-            cp_async_word(target + i * 128, of_group + (exists ? offset[i] : 0), exists);
+            const bool exists = token + i * 32 < p_.tokens;
+            const uint32_t offset = ((token + i * 32) >> p_.a_scale.rows_log2) *
+                                    static_cast<uint32_t>(p_.a_scale.block_stride);
+            cp_async_word(target + i * 128, of_group + (exists ? offset : 0), exists);
           }
         }
         of_group += p_.a_scale.depth_stride;

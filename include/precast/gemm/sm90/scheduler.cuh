@@ -21,7 +21,7 @@ template <typename Tile>
 class GemmScheduler {
  public:
   __device__ __forceinline__ explicit GemmScheduler(const Sm90GemmParams& params)
-      : params_(params), p_(params.p), unit_(blockIdx.x / params.cluster_ctas) {}
+      : params_(params), p_(params.p), unit_(cluster_id()) {}
 
   // Finds the next tile, and returns whether there is one.
   __device__ __forceinline__ bool next(GemmTile& tile) {
@@ -33,11 +33,12 @@ class GemmScheduler {
         tile.a_group = p_.kind == TokenGroups::counted ? tile.b_group : 0;
       } else {
         const int units = token_units * params_.column_units;
-        tile.a_group = tile.b_group = unit_ / units;
-        if (tile.a_group >= (p_.kind == TokenGroups::blocks ? 1 : p_.groups)) return false;
+        const int groups = p_.kind == TokenGroups::blocks ? 1 : p_.groups;
+        tile.a_group = tile.b_group = groups == 1 && unit_ < units ? 0 : unit_ / units;
+        if (tile.a_group >= groups) return false;
         in_group = unit_ - tile.a_group * units;
       }
-      unit_ += gridDim.x / params_.cluster_ctas;
+      unit_ += params_.clusters;
       place(tile, in_group, token_units);
       tile.token += begin;
       tile.token_end = begin + count;
@@ -113,12 +114,11 @@ struct DepthRange {
   int begin, end;
 
   __device__ __forceinline__ explicit DepthRange(const Sm90GemmParams& params) {
-    const bool splits = params.use == ClusterUse::splits_k;
-    const int rank = splits ? static_cast<int>(cluster_rank()) : 0;
-    const int parts = splits ? params.cluster_ctas : 1;
-    begin = params.depth_blocks * rank / parts;
-    end = params.depth_blocks * (rank + 1) / parts;
+    const int rank = params.use == ClusterUse::splits_k ? static_cast<int>(cluster_rank()) : 0;
+    begin = rank * params.blocks + min(rank, params.ctas_with_more);
+    end = begin + params.blocks + (rank < params.ctas_with_more ? 1 : 0);
   }
+  __device__ __forceinline__ int count() const { return end - begin; }
 };
 
 #endif  // __CUDACC__

@@ -25,20 +25,29 @@ struct Fp8GemmTile {
   static constexpr bool kSwapped = kIsSwapped;
   static constexpr int kTokens = kSwapped ? kColumns : kRows;
   static constexpr int kWeights = kSwapped ? kRows : kColumns;  // columns of the output
-  static constexpr int kConsumers = kRows / 64;
+  // A consumer warpgroup computes every second 64 rows, one after the other, if there are more.
+  static constexpr int kConsumers = kRows < 128 ? 1 : 2;
+  static constexpr int kParts = kRows / (64 * kConsumers);
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-  static constexpr bool kOverlaps = fp8_tile_overlaps(kColumns);
+  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped}.ctas_per_sm();
+  // Of a thread, once the warpgroups have exchanged some.
+  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : 40;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 232 : kConsumers == 1 ? 200 : 96;
+  static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
+  // Whether two warpgroups start their products in turn.
+  static constexpr bool kTakesTurns = false;
 
   static constexpr int kRowBytes = 128;  // of a stage
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
   static constexpr int kStageBytes = (kRows + kColumns) * kRowBytes;
   static constexpr int kScales = kTokens + 4;  // of a stage; the last two are not used
   static constexpr int kMostStages = 16;
+  // The GPU takes 1 KiB for each CTA.
+  static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
   static constexpr int kFitting =
-      (kSharedKibPerCta * 1024 - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
+      (kSharedBytes - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
   static_assert(kRows % 64 == 0 && kColumns % 16 == 0,

@@ -19,7 +19,7 @@ BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
 MAX_DEPTH, MAX_ROWS = 2**31 - 1 - BLOCK, 2**31 - 1 - 512
 #: Pairs of a tile and a kind of cluster, and kinds of clusters: ``kNumFp8Choices`` and
 #: ``kNumFp8Clusters`` of ``choose.cuh``.
-CHOICES, CLUSTERS = 72, 6
+CHOICES, CLUSTERS = 78, 6
 #: The tiles of the kernels for every GPU: ``kNumGemmTiles`` of ``gemm_tiles.cuh``.
 MMA_TILES = 4
 #: The backend that takes the kernels for every GPU where there are others.
@@ -108,15 +108,15 @@ def check_product(
     b_scale_k_major: bool = True,
     a_scale_rows: int = 1,
     choice: int = -1,
-    clusters: Collection[int] | None = range(CLUSTERS),
+    choices: Collection[int] = range(CHOICES),
 ) -> None:
     """Raise what all functions refuse; dtypes, and shapes but those of scales, are checked.
 
     Parameters
     ----------
-    clusters : collection of int, optional
-        The kinds of clusters that are legal for this kind of tokens: ``kFp8Clusters``. None for
-        the kernels of every GPU, which have none.
+    choices : collection of int
+        Those that are legal for this kind of tokens: ``is_legal()`` of ``sm90/choose.cuh``, or the
+        tiles of the kernels for every GPU.
     """
     (rows, depth), columns = a.shape[-2:], b.shape[-2]
     if not 0 < depth <= MAX_DEPTH or depth % DEPTH_MULTIPLE:
@@ -132,16 +132,13 @@ def check_product(
         raise ValueError(f"{export}: a must have at most {MAX_ROWS} rows, got shape {[*a.shape]}")
     if a_scale_rows not in (1, BLOCK):
         raise ValueError(f"{export}: a_scale_rows must be 1 or {BLOCK}, got {a_scale_rows}")
-    if clusters is None:
-        if choice >= MMA_TILES:
-            raise ValueError(
-                f"{export}: choice must be -1 or a tile below {MMA_TILES}, got {choice}"
-            )
-    elif choice >= CHOICES or (choice >= 0 and choice % CLUSTERS not in clusters):
-        raise ValueError(
-            f"{export}: choice must be -1 or a tile and cluster for this kind of tokens below "
-            f"{CHOICES}, got {choice}"
+    if choice >= 0 and choice not in choices:
+        legal = (
+            f"a tile below {MMA_TILES}"
+            if len(choices) == MMA_TILES
+            else f"a tile and cluster for this kind of tokens below {CHOICES}"
         )
+        raise ValueError(f"{export}: choice must be -1 or {legal}, got {choice}")
     _check_rows(export, "a", a)
     _check_rows(export, "b", b)
     groups = tuple(b.shape[:-2])
@@ -156,14 +153,16 @@ def exports(
     name: str,
     declaration: str,
     check: Callable[..., None],
-    clusters: Collection[int] = range(CLUSTERS),
+    choices: Collection[int] = range(CHOICES),
     **options: Any,
 ) -> tuple[Export, Export]:
     """Return a function's export of the kernels for Hopper, and that of those for every GPU.
 
-    ``check`` takes the legal kinds of clusters as ``clusters``, as :func:`check_product` does.
+    ``check`` takes the legal choices as ``choices``, as :func:`check_product` does.
     """
-    of_sm90, of_mma = (functools.partial(check, clusters=kinds) for kinds in (clusters, None))
+    of_sm90, of_mma = (
+        functools.partial(check, choices=legal) for legal in (choices, range(MMA_TILES))
+    )
     return (
         Export("fp8_gemm", name, declaration, check=of_sm90, **options),
         Export("fp8_gemm_mma", f"{name}_mma", declaration, check=of_mma, function=name, **options),
@@ -187,6 +186,9 @@ def scale_layout(
 
     Raises ValueError for options that are not legal; ``rows`` are the legal numbers of rows.
     """
+    usual = mma_sm == 1 and backend == "cutlass" and scale_granularity_mnk == (1, BLOCK, BLOCK)
+    if usual and (scale_major_mode == "K" or scale_major_mode == "MN"):
+        return *K_MAJOR[scale_major_mode], 1
     if backend not in _BACKENDS:
         raise ValueError(
             f"{export}: backend must be one of {', '.join(map(repr, _BACKENDS))}, got {backend!r}"

@@ -14,6 +14,8 @@ from precast._op.docs import documented
 from precast._op.export import op
 from precast._ops.gemm._fp8 import (
     BLOCK,
+    CHOICES,
+    CLUSTERS,
     MMA,
     check_product,
     chosen,
@@ -25,9 +27,10 @@ from precast._ops.gemm.fp8_gemm import gemm_fp8_nt_groupwise
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
-#: Kinds of clusters that are legal: neighbouring tiles share no weight if each token says its own,
-#: and no CTAs split the depth where the GPU alone knows how many tokens there are.
-_OF_EACH, _OF_GROUPS = range(2), range(3)
+#: The choices that are legal: neighbouring blocks of tokens share no weight if each token says its
+#: own, and no CTAs split the depth where the GPU alone knows how many tokens there are.
+_OF_GROUPS = [choice for choice in range(CHOICES) if choice % CLUSTERS < 3]
+_OF_EACH = [choice for choice in _OF_GROUPS if choice % CLUSTERS < 2 and choice // CLUSTERS != 12]
 
 #: Arguments and errors of all functions here, besides those of :func:`gemm_fp8_nt_groupwise`.
 _GROUPS = """
@@ -123,9 +126,9 @@ def _check_indexed(
     m_indices: torch.Tensor,
     out: torch.Tensor,
     choice: int,
-    clusters: Collection[int] | None,
+    choices: Collection[int],
 ) -> None:
-    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=clusters)
+    check_product(export, a, b, a_scale, b_scale, out, choice=choice, choices=choices)
     _check_numbers(export, "m_indices", m_indices)
 
 
@@ -139,11 +142,11 @@ def _check_counted(
     out: torch.Tensor,
     expected_m: int,
     choice: int,
-    clusters: Collection[int] | None,
+    choices: Collection[int],
 ) -> None:
     if expected_m <= 0:
         raise ValueError(f"{export}: expected_m must be positive, got {expected_m}")
-    check_product(export, a, b, a_scale, b_scale, out, choice=choice, clusters=clusters)
+    check_product(export, a, b, a_scale, b_scale, out, choice=choice, choices=choices)
     _check_numbers(export, "masked_m", masked_m)
 
 
@@ -157,10 +160,10 @@ def _check_ranges(
     out: torch.Tensor,
     scales_k_major: bool,
     choice: int,
-    clusters: Collection[int] | None,
+    choices: Collection[int],
 ) -> None:
     layout = scales_k_major, scales_k_major, 1
-    check_product(export, a, b, a_scale, b_scale, out, *layout, choice, clusters)
+    check_product(export, a, b, a_scale, b_scale, out, *layout, choice, choices)
     _check_numbers(export, "m_indptr", m_indptr)
 
 
