@@ -33,7 +33,7 @@ def _indexed(
 def _counted(
     library: Any, a: Any, b: Any, a_scale: Any, b_scale: Any, counts: Any, out: Any
 ) -> Any:
-    library.m_grouped_fp8_gemm_nt_masked((a, a_scale), (b, b_scale), out, counts, a.shape[1])
+    library.fp8_m_grouped_gemm_nt_masked((a, a_scale), (b, b_scale), out, counts, a.shape[1])
     return out
 
 

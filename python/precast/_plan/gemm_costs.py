@@ -17,14 +17,13 @@ _NUMBERS = (
     "l2_bytes",
     "dram_bytes",
     "start",
-    "split",
     "split_byte",
     "share",
     "used_by_4",
     "used_by_8",
 )
-#: Those that have a number for each tile.
-_LISTS = ("consumer", "tile")
+#: Those that have a number for each tile, or for each size of a cluster that splits the depth.
+_LISTS = ("split", "consumer", "tile")
 
 
 def costs() -> dict[str, list[float]]:
@@ -60,7 +59,7 @@ def body() -> str:
 
 namespace precast {{
 
-// Clocks, bytes per clock; the source explains each. Arrays are indexed by the tile.
+// Clocks, bytes per clock; the source explains each.
 // clang-format off
 struct Fp8GemmCosts {{
 {lines}

@@ -51,7 +51,9 @@ constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
 
 // Whether a warpgroup multiplies the next block of the depth while it adds the last one. It takes a
 // second accumulator, for which registers are too few if there are many columns.
-constexpr bool fp8_tile_overlaps(int rows, int columns) { return rows <= 128 && columns <= 96; }
+constexpr bool fp8_tile_overlaps(int rows, int columns) {
+  return rows <= 128 && columns <= (rows == 128 ? 128 : 96);
+}
 
 struct Fp8ClusterShape {
   ClusterUse use;
@@ -145,7 +147,11 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
                                        : cluster.use == ClusterUse::shares_b ? tile.weights()
                                                                              : 0);
   const double copy = taken / costs.fill_bytes + asked / costs.l2_bytes;
-  double block = std::max({costs.consumer[choice.tile], busy * multiply, busy * copy});
+  // Things that go on at the same time take a little longer than the longest of them.
+  const auto together = [](double x, double y) {
+    return std::sqrt(std::sqrt(x * x * x * x + y * y * y * y));
+  };
+  double block = together(costs.consumer[choice.tile], busy * std::max(multiply, copy));
   if (shares) block *= 1 + costs.share;
 
   const double depth = problem.depth, groups = problem.groups;
@@ -155,10 +161,13 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
       costs.dram_bytes;
   double of_tile = costs.tile[choice.tile];
   if (parts > 1) {
-    of_tile += costs.split + costs.split_byte * 4.0 * tile.rows * tile.columns * (parts - 1);
+    of_tile += costs.split[parts == 2   ? 0
+                           : parts == 4 ? 1
+                                        : 2] +
+               costs.split_byte * 4.0 * tile.rows * tile.columns;
   }
   const int blocks = ceil_div(ceil_div(problem.depth, kFp8Block), parts);
-  return costs.start + std::max(waves * blocks * block, read) + waves * of_tile;
+  return costs.start + together(waves * blocks * block, read) + waves * of_tile;
 }
 
 // The choice that the model expects to be the fastest; the first one of equals.

@@ -82,10 +82,11 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
-  static constexpr int kFirstTurn = 2;                 // the named barrier of the first warpgroup
 
+  // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
     State state;
+    bool is_full;
     int warpgroup;
   };
 
@@ -102,8 +103,6 @@ class Fp8GemmConsumer {
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile> scheduler(params_);
-    const int warpgroup = threadIdx.x / kWarpgroupSize - 1;
-    if (warpgroup == 1) pass_turn(1);
     // Why a vote: see uniform().
     for (GemmTile tile; __any_sync(0xffffffffu, scheduler.next(tile));) {
       Sums sums;
@@ -115,7 +114,6 @@ class Fp8GemmConsumer {
       accumulate(tile, sums);
       write_parts(tile, sums);
     }
-    if (warpgroup == 0) take_turn(0);
   }
 
  private:
@@ -130,6 +128,7 @@ class Fp8GemmConsumer {
 
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
     Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))},
+                false,
                 uniform(threadIdx.x / kWarpgroupSize) - 1};
     const int blocks = uniform(blocks_);
     if constexpr (Tile::kOverlaps) {
@@ -140,24 +139,34 @@ class Fp8GemmConsumer {
 #pragma unroll
         for (float& x : acc) x = 0.0f;
       }
-#pragma unroll 1
+#pragma unroll(Tile::kParts > 1 ? 2 : 1)
       for (int left = blocks; left > 0; --left) {
-        shared_.stages.wait_full(at.state, "a full stage");
+        wait_full(at);
+        const State here = at.state;
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
-          const Factors factors = load_factors(at.state, tile, part);
-          take_turn(at.warpgroup);
+          const Factors factors = load_factors(here, tile, part);
           multiply(at, part, acc);
-          pass_turn(at.warpgroup);
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
-          if (part == Tile::kParts - 1) release(at.state);
+          if (part == Tile::kParts - 1) {
+            release(here);
+            at.state.advance();
+            look_ahead(at);
+          }
           add(sums[part], acc, factors);
         }
-        at.state.advance();
       }
     }
     state_ = at.state;
+  }
+
+  // Why in two pieces: what is asked before the sums are added is known when they are.
+  __device__ __forceinline__ void look_ahead(Block& at) {
+    at.is_full = mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
+  }
+  __device__ __forceinline__ void wait_full(const Block& at) {
+    if (!at.is_full) shared_.stages.wait_full(at.state, "a full stage");
   }
 
   // Multiplies each block while the one before is added. Two accumulators take turns.
@@ -171,36 +180,37 @@ class Fp8GemmConsumer {
     for (; left > 2; left -= 2) {
       const State middle = at.state;
       start(at, odd);
-      finish<1>(last, tile, sums, even);
+      finish<1>(at, last, tile, sums, even);
       last = at.state;
       start(at, even);
-      finish<1>(middle, tile, sums, odd);
+      finish<1>(at, middle, tile, sums, odd);
     }
     if (left == 2) {
       const State middle = at.state;
       start(at, odd);
-      finish<1>(last, tile, sums, even);
-      finish<0>(middle, tile, sums, odd);
+      finish<1>(at, last, tile, sums, even);
+      finish<0>(at, middle, tile, sums, odd);
     } else {
-      finish<0>(last, tile, sums, even);
+      finish<0>(at, last, tile, sums, even);
     }
   }
 
   // Waits for a stage, starts its product, and goes to the next stage.
   __device__ __forceinline__ void start(Block& at, Acc& acc) {
-    shared_.stages.wait_full(at.state, "a full stage");
+    wait_full(at);
     multiply(at, 0, acc);
     at.state.advance();
   }
 
   // Adds the product of the stage `of`, when at most kPending later ones are not complete.
   template <int kPending>
-  __device__ __forceinline__ void finish(const State& of, const GemmTile& tile, Acc& sums,
-                                         Acc& acc) {
+  __device__ __forceinline__ void finish(Block& at, const State& of, const GemmTile& tile,
+                                         Acc& sums, Acc& acc) {
     const Factors factors = load_factors(of, tile, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
     release(of);
+    look_ahead(at);
     add(sums, acc, factors);
   }
 
@@ -225,15 +235,6 @@ class Fp8GemmConsumer {
       Mma::template add_ss<false>(acc, kLayout | (rows + 2 * step), kLayout | (columns + 2 * step));
     }
     wgmma_commit_group();
-  }
-
-  // The first warpgroup begins. A turn ends when its wgmma are in line: those of the other one come
-  // behind them, and each adds while the other's are computed.
-  static __device__ __forceinline__ void take_turn(int warpgroup) {
-    if (Tile::kTakesTurns) named_barrier(kFirstTurn + warpgroup, Tile::kThreads);
-  }
-  static __device__ __forceinline__ void pass_turn(int warpgroup) {
-    if (Tile::kTakesTurns) named_barrier_arrive(kFirstTurn + 1 - warpgroup, Tile::kThreads);
   }
 
   // Why templates: the compiler does not unroll a loop of this size.

@@ -5,21 +5,21 @@
 
 namespace precast {
 
-// Clocks, bytes per clock; the source explains each. Arrays are indexed by the tile.
+// Clocks, bytes per clock; the source explains each.
 // clang-format off
 struct Fp8GemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 90.0;
-  double l2_bytes = 64.0;
-  double dram_bytes = 2500.0;
-  double start = 2500.0;
-  double split = 1500.0;
-  double split_byte = 0.02;
-  double share = 0.03;
-  double used_by_4 = 0.91;
-  double used_by_8 = 0.85;
-  double consumer[13] = {900.0, 800.0, 700.0, 500.0, 400.0, 400.0, 300.0, 280.0, 500.0, 350.0, 300.0, 280.0, 1100.0};
-  double tile[13] = {1200.0, 1000.0, 900.0, 800.0, 700.0, 700.0, 500.0, 450.0, 700.0, 600.0, 500.0, 450.0, 1500.0};
+  double fill_bytes = 187.0;
+  double l2_bytes = 66.6;
+  double dram_bytes = 1870.0;
+  double start = 4080.0;
+  double split_byte = 0.0595;
+  double share = 0.12;
+  double used_by_4 = 0.928;
+  double used_by_8 = 0.903;
+  double split[3] = {711.0, 1370.0, 2880.0};
+  double consumer[13] = {919.0, 808.0, 730.0, 550.0, 496.0, 482.0, 496.0, 406.0, 722.0, 451.0, 315.0, 275.0, 1350.0};
+  double tile[13] = {2550.0, 2600.0, 784.0, 1550.0, 298.0, 996.0, 705.0, 503.0, 3100.0, 455.0, 113.0, 81.1, 1730.0};
 };
 // clang-format on
 

@@ -76,6 +76,7 @@ inline cudaError_t encode_fp8_matrix(TensorMap& map, const Fp8Matrix& matrix, in
   shape.dim(depth, 0, 128)
       .dim(rows, matrix.row_stride, box_rows)
       .dim(groups, matrix.group_stride, 1);
+  shape.l2_bytes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   return encode_tensor_map(map, DType::e4m3, matrix.data, shape);
 }
 

@@ -36,8 +36,6 @@ struct Fp8GemmTile {
   static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : 40;
   static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 232 : kConsumers == 1 ? 200 : 96;
   static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
-  // Whether two warpgroups start their products in turn.
-  static constexpr bool kTakesTurns = false;
 
   static constexpr int kRowBytes = 128;  // of a stage
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
