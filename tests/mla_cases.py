@@ -340,7 +340,10 @@ def problem(
     # Relative to the largest value, which probabilities that are rounded multiply.
     scale = max(1.0, float(want[0].abs().max()) if want[0].numel() else 0.0)
     words = []
-    wrong = ~((out.double() - want[0]).abs() <= row.atol * scale + row.rtol * want[0].abs())
+    # A score that is off changes its probability by as much, relatively.
+    unit = 1.0 if case.lse == "basee" else math.log(2.0)
+    off = (row.atol + want[2].unsqueeze(-1) * unit) * scale
+    wrong = ~((out.double() - want[0]).abs() <= off + row.rtol * want[0].abs())
     if wrong.any():
         at = wrong.nonzero()[0].tolist()
         words.append(

@@ -112,6 +112,7 @@ Batch random_batch(Random& random) {
       p.disable_split = true;
       break;
   }
+  p.always_stream_k = pick(random, 0, 3) == 0;
   return batch;
 }
 
@@ -281,6 +282,15 @@ void check_plan(const Batch& batch, HostPlan& plan) {
         CHECK(cta_costs[cta] == tile_cost({work.kv_begin, work.kv_end}),
               "CTA %d has two work tiles", cta);
       }
+      // Then splits are equal in blocks if whole tiles are no choice.
+      if (!batch.params.always_stream_k || used % count != 0) continue;
+      int least = INT32_MAX, most = 0;
+      for (const auto& [cta, work] : splits) {
+        const int blocks = (work.kv_end - work.kv_begin + kKvBlockSize - 1) / kKvBlockSize;
+        least = std::min(least, blocks);
+        most = std::max(most, blocks);
+      }
+      CHECK(most - least <= 1, "splits of %d and of %d blocks", least, most);
     }
   }
 }

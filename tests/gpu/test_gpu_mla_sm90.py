@@ -105,6 +105,19 @@ def test_long_requests_are_split(heads, kv_dtype, generator):
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
 
 
+@pytest.mark.parametrize("count", [64, 40, 33, 20, 8])
+@pytest.mark.parametrize("heads", [16, 40, 64])
+def test_tiles_of_few_and_of_many_splits(heads, count, generator):
+    """CTAs combine whole rows, groups of columns, or parts of such a group, by these numbers."""
+    batch = Batch([1] * count, [1300] * count, generator, heads=heads)
+    wrapper, arguments = batch.wrapper(64, generator, "fa3", False)
+    first = wrapper.run(**arguments, return_lse=True)
+    check(batch, first, False)
+    for _ in range(3):
+        again = wrapper.run(**arguments, return_lse=True)
+        assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
 def test_requests_without_tokens_between_others(generator):
     """The producer finds the work tiles of such requests long before the consumers come to them."""
     lens = [2000 if i % 6 == 0 else i % 3 for i in range(600)]

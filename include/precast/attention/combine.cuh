@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combines the splits of a tile from the split workspace to the output
-// (split-KV). The splits are added in their order, so the result does not
+// (split-KV). The splits are added in a fixed order, so the result does not
 // depend on which CTA combines them.
 //
 // A 16-row tile is combined by the CTA that writes its last split. The partial
@@ -8,7 +8,7 @@
 // can wait combine it together.
 #pragma once
 
-#include "precast/attention/epilogue.cuh"
+#include "precast/attention/combine_columns.cuh"
 
 namespace precast {
 
@@ -32,61 +32,10 @@ __device__ __forceinline__ uint32_t load_acquire(const int32_t* counter) {
   return value;
 }
 
-// Combines all splits of kItems groups of four columns: of the groups `first`,
-// `first` + kThreads,
-// ..., of which there are `count`, row by row. Why several: each waits for
-// loads, and where a tile has few splits, a group has few of them.
-template <typename Tile, typename Q, int kItems = 1>
-__device__ __forceinline__ void combine_columns(const AttentionParams& p, const BlockInfo& block,
-                                                int first, int count) {
-  constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kBatch = Tile::kCombineBatch / kItems;
-  const int32_t num_splits = block.work.num_splits;
-  // Offsets in units of 16 bytes. Split 0 does not fit the step of the other
-  // splits.
-  constexpr uint32_t kPartial = kPartialFloats<Tile> / 4;
-  const uint32_t first_split = block.work.partial(0) * kPartial,
-                 step = block.work.partial_step * kPartial;
-  uint32_t next = block.work.partial(1) * kPartial - step;
-  const PartialResult base = PartialResult::at<Tile>(p.partials);
-  const auto row_of = [&](int item) { return (first + item * Tile::kThreads) / kColumns; };
-  const auto column_of = [&](int item) { return (first + item * Tile::kThreads) % kColumns * 4; };
-  CombinedColumns combined[kItems];
-  for (int32_t begin = 0; begin < num_splits; begin += kBatch) {
-    float4 acc_o[kItems][kBatch];
-    float2 row_stats[kItems][kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const uint64_t bytes = uint64_t(begin + j == 0 ? first_split : next) * 16;
-#pragma unroll
-      for (int item = 0; item < kItems; ++item) {
-        const bool exists = begin + j < num_splits && first + item * Tile::kThreads < count;
-        const int row = row_of(item);
-        const char* const from_o = reinterpret_cast<const char*>(
-            base.acc_o + PartialResult::offset<Tile>(row, column_of(item)));
-        const char* const from_stats = reinterpret_cast<const char*>(base.row_stats + row);
-        acc_o[item][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        row_stats[item][j] = make_float2(negative_infinity(), 0.0f);
-        if (exists) acc_o[item][j] = __ldcg(reinterpret_cast<const float4*>(from_o + bytes));
-        if (exists)
-          row_stats[item][j] = __ldcg(reinterpret_cast<const float2*>(from_stats + bytes));
-      }
-      next += step;
-      keep_in_register(next);
-    }
-#pragma unroll
-    for (int item = 0; item < kItems; ++item) combined[item].add(acc_o[item], row_stats[item]);
-  }
-#pragma unroll
-  for (int item = 0; item < kItems; ++item) {
-    if (first + item * Tile::kThreads >= count) break;
-    write_combined<Q>(p, block, row_of(item), column_of(item), combined[item]);
-  }
-}
-
 // Shared memory of the CTA.
 struct CombineSharedStorage {
   uint32_t broadcast;    // from thread 0 to all threads
+  uint32_t step;         // from one chunk of this CTA to the next; 0: a counter gives them
   uint32_t begin_clock;  // clock() when the CTA began
 };
 
@@ -101,12 +50,15 @@ constexpr uint32_t kArrived = 1, kGone = kArrived << kCountBits, kLeft = kGone <
 // Counts this CTA's split as written. Returns the counter once all splits are
 // written, or 0 if this CTA does not wait for that: because it has more work,
 // or because it has waited as long as it had worked. Why not longer: the other
-// CTAs may not even run yet. One thread calls it.
+// CTAs may not even run yet. `is_last`: whether it was the last to arrive. One
+// thread calls it.
 __device__ __forceinline__ uint32_t wait_for_splits(int32_t* counter, uint32_t num_splits,
-                                                    bool may_wait, uint32_t begin_clock) {
+                                                    bool may_wait, uint32_t begin_clock,
+                                                    bool& is_last) {
   const auto all_arrived = [&](uint32_t counts) { return (counts & kMaxCounted) == num_splits; };
   const uint32_t own = may_wait ? kArrived : kArrived + kGone;
   uint32_t counts = atomic_add_acq_rel(counter, own) + own;
+  is_last = all_arrived(counts);
   const uint32_t now = clock(), max_wait = now - begin_clock;
   while (may_wait && !all_arrived(counts)) {
     if (uint32_t(clock()) - now < max_wait) {
@@ -123,6 +75,10 @@ __device__ __forceinline__ uint32_t wait_for_splits(int32_t* counter, uint32_t n
 // it and wait. If no CTA is gone, the chunks of a CTA follow from its split
 // index; otherwise from a counter. The CTA that arrives last never goes, so the
 // tile is always combined. The CTA that leaves last resets both counters.
+//
+// Two splits have no second counter in stream_k mode, and need none: the CTA
+// that arrives last combines alone if the other one is gone, which has said so
+// before; otherwise each takes half of the chunks.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void combine_together(const AttentionParams& p, const BlockInfo& block,
                                                  int32_t* counters, bool may_wait,
@@ -132,26 +88,36 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
   // A chunk has so many groups of columns for each thread.
   constexpr uint32_t kMostGroups = 4;
   const uint32_t groups = num_splits <= 2 ? kMostGroups : num_splits <= 4 ? kMostGroups / 2 : 1;
-  constexpr uint32_t kNoChunk = ~0u / (kMostGroups * Tile::kThreads);
-  const auto take_chunk = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
-  uint32_t chunk = kNoChunk;
-  bool is_static = false;
-  if (Tile::thread() == 0) {
-    const uint32_t counts = wait_for_splits(counters, num_splits, may_wait, shared.begin_clock);
-    is_static = (counts / kGone & kMaxCounted) == 0;
-    if (counts != 0) chunk = is_static ? block.work.split_idx : take_chunk();
-  }
-  while (true) {
-    if (Tile::thread() == 0) {
-      shared.broadcast = chunk;
-      // Takes the next chunk early, so that the atomic overlaps with the work
-      // on this one.
-      if (chunk != kNoChunk) chunk = is_static ? chunk + num_splits : take_chunk();
+  // Combines a chunk; returns false if there is none.
+  const auto combine = [&](uint32_t chunk) {
+    if constexpr (Tile::kCombinesWideRows) {
+      constexpr uint32_t kWarps = Tile::kThreads / 32;
+      const uint32_t warp = Tile::thread() / 32;
+      if (num_splits <= kCombineLanes) {
+        // No CTA is left without a chunk.
+        const bool two = num_splits <= 2 && block.num_rows >= 2 * kWarps * num_splits;
+        const uint32_t rows = two ? 2 * kWarps : kWarps, row = chunk * rows + warp;
+        if (chunk * rows >= block.num_rows) return false;
+        if (two) {
+          combine_rows<Tile, Q, 2, 2>(p, block, row, kWarps);
+        } else if (num_splits <= 2) {
+          combine_rows<Tile, Q, 1, 2>(p, block, row, kWarps);
+        } else {
+          combine_rows<Tile, Q, 1, kCombineLanes>(p, block, row, kWarps);
+        }
+        return true;
+      }
+      // Where there are fewer chunks than CTAs, lanes share a group.
+      if (items * kCombineLanes <= num_splits * Tile::kThreads) {
+        constexpr uint32_t kOfWarp = 32 / kCombineLanes;
+        if (chunk * kWarps * kOfWarp >= items) return false;
+        const int place = warp * kOfWarp + threadIdx.x % kOfWarp;
+        combine_columns_by_lanes<Tile, Q>(p, block, chunk * kWarps * kOfWarp + place, items);
+        return true;
+      }
     }
-    Tile::barrier();
-    const uint32_t begin = shared.broadcast * groups * Tile::kThreads;
-    Tile::barrier();
-    if (begin >= items) break;
+    const uint32_t begin = chunk * groups * Tile::kThreads;
+    if (begin >= items) return false;
     const int first = begin + Tile::thread();
     if (groups == kMostGroups) {
       combine_columns<Tile, Q, kMostGroups>(p, block, first, items);
@@ -160,10 +126,45 @@ __device__ __forceinline__ void combine_together(const AttentionParams& p, const
     } else {
       combine_columns<Tile, Q>(p, block, first, items);
     }
+    return true;
+  };
+  constexpr uint32_t kNoChunk = ~0u / (kMostGroups * Tile::kThreads);
+  const auto take_chunk = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
+  uint32_t next = kNoChunk;
+  if (Tile::thread() == 0) {
+    bool is_last;
+    const uint32_t counts =
+        wait_for_splits(counters, num_splits, may_wait, shared.begin_clock, is_last);
+    const uint32_t gone = counts / kGone & kMaxCounted;
+    const bool is_alone = num_splits == 2 && is_last && gone > (may_wait ? 0u : 1u);
+    const bool is_static = counts == 0 || gone == 0 || num_splits == 2;
+    shared.step = !is_static ? 0 : is_alone ? 1 : num_splits;
+    uint32_t chunk = kNoChunk;
+    if (counts != 0) chunk = is_alone ? 0 : is_static ? block.work.split_idx : take_chunk();
+    // Takes the next chunk early, so that the atomic overlaps with the work on
+    // this one.
+    if (!is_static) next = take_chunk();
+    shared.broadcast = chunk;
+  }
+  Tile::barrier();
+  uint32_t chunk = shared.broadcast;
+  const uint32_t step = shared.step;
+  while (combine(chunk)) {
+    if (step > 0) {
+      chunk += step;
+      continue;
+    }
+    Tile::barrier();
+    if (Tile::thread() == 0) {
+      shared.broadcast = next;
+      next = take_chunk();
+    }
+    Tile::barrier();
+    chunk = shared.broadcast;
   }
   if (Tile::thread() == 0 && atomic_add_acq_rel(counters, kLeft) / kLeft == num_splits - 1) {
     counters[0] = 0;
-    counters[1] = 0;
+    if (num_splits > 2) counters[1] = 0;
   }
 }
 
@@ -177,8 +178,12 @@ __device__ __noinline__ void combine_splits(const AttentionParams& p, const Bloc
   const uint32_t num_splits = block.work.num_splits;
   Tile::barrier();
   if constexpr (!Tile::kWarpsSplitKv) {
-    if (block.work.num_counters() > 1 && num_splits <= kMaxCounted) {
-      combine_together<Tile, Q>(p, block, counters, is_last_work, shared);
+    if ((num_splits == 2 || block.work.num_counters() > 1) && num_splits <= kMaxCounted) {
+      // Why copies: outputs may lie where params do, for all the compiler knows, so it would read
+      // these again for each group of columns.
+      const AttentionParams own_params = p;
+      const BlockInfo own_block = block;
+      combine_together<Tile, Q>(own_params, own_block, counters, is_last_work, shared);
       return;
     }
   }

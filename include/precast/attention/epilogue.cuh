@@ -266,6 +266,17 @@ struct CombinedColumns {
   }
 };
 
+// Combines what the lanes of a warp have found that lie `distance` apart: each gets the result.
+__device__ __forceinline__ void combine_lanes(CombinedColumns& columns, int distance) {
+  const auto other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, distance); };
+  const float new_max = fmaxf(columns.row_stats.x, other(columns.row_stats.x));
+  const float scale = exp2_relative(columns.row_stats.x, new_max);
+  const auto sum = [&](float x) { return x * scale + other(x * scale); };
+  columns.row_stats = make_float2(new_max, sum(columns.row_stats.y));
+  columns.acc_o = make_float4(sum(columns.acc_o.x), sum(columns.acc_o.y), sum(columns.acc_o.z),
+                              sum(columns.acc_o.w));
+}
+
 // Writes the output of four columns of a row, and the row's lse with the first of them.
 template <typename Q>
 __device__ __forceinline__ void write_combined(const AttentionParams& p, const BlockInfo& block,

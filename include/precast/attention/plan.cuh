@@ -95,8 +95,21 @@ PRECAST_HOST_DEVICE inline int32_t num_stream_k_ctas(const ScheduleShape& shape,
   return splits * tiles * 8 >= ctas * 7 ? min_int32(splits * tiles, ctas) : shape.ctas;
 }
 
+// The shares of CTAs in stream_k mode. With always_stream_k, a tile that is cut into equal splits
+// has no constant cost: each of its splits begins a CTA, so that they are equal in KV blocks.
+PRECAST_HOST_DEVICE inline StreamKPartition stream_k_partition(const PlanParams& p,
+                                                               const TileTotals& totals) {
+  const int32_t ctas = num_stream_k_ctas(p.shape, totals);
+  const int64_t tiles = int64_t(totals.num_tiles) * p.shape.heads;
+  const bool is_even = p.always_stream_k && totals.max_cost > kTileCost &&
+                       totals.max_cost * totals.num_tiles == totals.cost && ctas % tiles == 0;
+  const int64_t cost = totals.cost * p.shape.heads;
+  return is_even ? StreamKPartition(cost - tiles * kTileCost, ctas, 0)
+                 : StreamKPartition(cost, ctas);
+}
+
 // Where a CTA starts in stream_k mode. `tile_costs` [num_tiles + 1]: the cost of all tiles of one
-// head before each tile.
+// head before each tile, with kTileCost.
 PRECAST_HOST_DEVICE inline CtaStart make_cta_start(const ScheduleShape& shape,
                                                    const StreamKPartition& partition,
                                                    const PlannedRequest* requests,
@@ -107,26 +120,29 @@ PRECAST_HOST_DEVICE inline CtaStart make_cta_start(const ScheduleShape& shape,
   start.num_splits = 1;
   const int64_t cost = partition.begin_of(cta);
   if (cost >= partition.total_cost) return start;
-  start.head = static_cast<int32_t>(cost / totals.cost);
-  int64_t before = start.head * totals.cost;
+  const int32_t discount = kTileCost - partition.tile_cost;  // of each tile
+  const int64_t head_cost = totals.cost - int64_t(totals.num_tiles) * discount;
+  start.head = static_cast<int32_t>(cost / head_cost);
+  int64_t before = start.head * head_cost;
+  const auto cost_before = [&](int64_t tile) { return tile_costs[tile] - tile * discount; };
   int32_t low = 0, high = totals.num_requests;  // finds the last request that begins by `cost`
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (before + tile_costs[requests[middle].tiles_before] <= cost ? low : high) = middle;
+    (before + cost_before(requests[middle].tiles_before) <= cost ? low : high) = middle;
   }
   PlannedRequest request = requests[low];
   start.planned_idx = low;
   const int32_t tiles = num_m_blocks(shape, request.q_len);
-  const int64_t* costs = tile_costs + request.tiles_before;  // [tiles + 1], of this request
-  before += costs[0];
+  const int64_t first = cost_before(request.tiles_before);
+  before += first;
   low = 0;
   high = tiles;
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (before + costs[middle] - costs[0] <= cost ? low : high) = middle;
+    (before + cost_before(request.tiles_before + middle) - first <= cost ? low : high) = middle;
   }
   start.m_block = low;
-  before += costs[low] - costs[0];
+  before += cost_before(request.tiles_before + low) - first;
   const int32_t n_blocks =
       kv_range_of_tile(shape, request.q_len, request.kv_len, low).num_n_blocks();
   const TileBoundary boundary = find_boundary(partition, before, n_blocks, cost);
@@ -213,8 +229,7 @@ PRECAST_HOST_DEVICE inline PlanHeader make_header(const PlanParams& p, ScheduleM
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
   header.total_cost[1] = static_cast<int32_t>(cost >> 32);
   if (mode == ScheduleMode::stream_k) {
-    header.active_ctas =
-        static_cast<int32_t>(StreamKPartition(cost, num_stream_k_ctas(p.shape, totals)).ctas);
+    header.active_ctas = static_cast<int32_t>(stream_k_partition(p, totals).ctas);
     header.num_partials = 2 * header.active_ctas;
     header.num_ints = static_cast<int32_t>(layout.entries);
   } else {

@@ -85,7 +85,7 @@ inline HostPlan plan_on_host(PlanParams p) {
     std::memcpy(plan + layout.requests, requests.data(), requests.size() * sizeof(PlannedRequest));
   }
   if (mode == ScheduleMode::stream_k) {
-    const StreamKPartition partition(totals.cost * shape.heads, num_stream_k_ctas(shape, totals));
+    const StreamKPartition partition = stream_k_partition(p, totals);
     for (int32_t cta = 0; cta <= shape.ctas; ++cta) {
       const CtaStart start =
           make_cta_start(shape, partition, requests.data(), totals, costs.data(), cta);

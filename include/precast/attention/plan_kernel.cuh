@@ -189,8 +189,7 @@ class DevicePlanner {
   }
 
   __device__ void write_cta_starts() {
-    const StreamKPartition partition(totals_.cost * p_.shape.heads,
-                                     num_stream_k_ctas(p_.shape, totals_));
+    const StreamKPartition partition = stream_k_partition(p_, totals_);
     CtaStart* starts = reinterpret_cast<CtaStart*>(p_.plan + layout_.starts);
     for (int32_t cta = threadIdx.x; cta <= p_.shape.ctas; cta += kPlanThreads) {
       starts[cta] = make_cta_start(p_.shape, partition, requests_, totals_, tile_costs_, cta);

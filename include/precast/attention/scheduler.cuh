@@ -97,10 +97,14 @@ PRECAST_HOST_DEVICE constexpr int64_t tile_cost(KvRange range) {
 // Equal shares of the total cost, one for each CTA.
 struct StreamKPartition {
   int64_t total_cost;
-  int64_t ctas;  // CTAs that get a share
+  int64_t ctas;       // CTAs that get a share
+  int32_t tile_cost;  // the constant cost of a tile in it
 
-  PRECAST_HOST_DEVICE constexpr StreamKPartition(int64_t cost, int32_t max_ctas)
-      : total_cost(cost), ctas(cost / kMinCtaCost < max_ctas ? cost / kMinCtaCost : max_ctas) {
+  PRECAST_HOST_DEVICE constexpr StreamKPartition(int64_t cost, int32_t max_ctas,
+                                                 int32_t cost_of_tile = kTileCost)
+      : total_cost(cost),
+        ctas(cost / kMinCtaCost < max_ctas ? cost / kMinCtaCost : max_ctas),
+        tile_cost(cost_of_tile) {
     if (ctas < 1) ctas = 1;
   }
 
@@ -129,7 +133,7 @@ PRECAST_HOST_DEVICE constexpr TileBoundary find_boundary(const StreamKPartition&
                                                          int64_t cost) {
   // A boundary is rounded to the next block: after `from` it is behind the first block, after
   // `until` it is the tile's end.
-  const int64_t from = cost_before + kTileCost + kBlockCost / 2;
+  const int64_t from = cost_before + partition.tile_cost + kBlockCost / 2;
   const int64_t until = from + (int64_t(n_blocks) - 1) * kBlockCost;
   if (cost < from) return {0, 0, 1};
   const int32_t first = partition.first_cta_at(from);

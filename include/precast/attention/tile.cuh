@@ -169,6 +169,7 @@ struct AttentionTile {
   static_assert(kStaticBytes + kSharedBytes <= kSmemPerCta, "a CTA has this much shared memory");
 
   static constexpr int kCombineBatch = 20;  // partial results that a thread loads at once
+  static constexpr bool kCombinesWideRows = false;
 
 #if defined(__CUDACC__)
   // The threads that hold results: all of the CTA.

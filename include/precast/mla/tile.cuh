@@ -90,6 +90,7 @@ struct MlaTile {
 
   // What attention/combine.cuh asks of a tile.
   static constexpr int kCombineBatch = 20;
+  static constexpr bool kCombinesWideRows = false;
 #if defined(__CUDACC__)
   static __device__ __forceinline__ int thread() { return threadIdx.x; }
   static __device__ __forceinline__ void barrier() { __syncthreads(); }

@@ -86,6 +86,7 @@ struct Sm90Fp8Tile {
   static constexpr int kThreads = kWarpgroupSize * kConsumers;
   static constexpr bool kWarpsSplitKv = false;
   static constexpr int kCombineBatch = 8;
+  static constexpr bool kCombinesWideRows = false;
   // Why volatile: a row that is known from the start of the kernel to its end takes a register.
   static __device__ __forceinline__ int thread() {
     int thread;

@@ -148,6 +148,7 @@ struct Sm90Tile {
   static constexpr int kThreads = kWarpgroupSize * kConsumers;
   static constexpr bool kWarpsSplitKv = false;
   static constexpr int kCombineBatch = 8;
+  static constexpr bool kCombinesWideRows = false;
   static __device__ __forceinline__ int thread() { return threadIdx.x - kWarpgroupSize; }
   static __device__ __forceinline__ void barrier() { named_barrier(1, kThreads); }
 };

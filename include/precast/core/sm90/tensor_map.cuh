@@ -128,6 +128,13 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
 #endif
 }
 
+// What L2 gives up first.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Starts the copy of the box at these coordinates, the innermost first. One thread calls it;
 // mbarrier_arrive_expect_tx() must announce the bytes of the whole box, also of what lies outside
 // of the tensor.
@@ -138,6 +145,19 @@ __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, 
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%2, %3, %4}], [%5];" ::"r"(target),
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+// The same with a policy of L2.
+__device__ __forceinline__ void copy_box_by_policy(uint32_t target, const TensorMap* map,
+                                                   uint64_t* barrier, uint64_t policy, int c0,
+                                                   int c1, int c2, int c3) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 #endif
 }

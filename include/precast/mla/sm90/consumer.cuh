@@ -55,13 +55,14 @@ class MlaConsumerBase {
   }
 
   // Waits for P of the other consumer, and for this one's half of V: that has been there for long,
-  // but another thread's wait for it does not make it visible to this one.
+  // but another thread's wait for it does not make it visible to this one. Why V first: its waits
+  // are over before P comes.
   __device__ __forceinline__ void wait_for_p(const Stage& stage) const {
-    mbarrier_wait_parity(&shared_.p_full[stage.index], stage.parity, "P of the other consumer");
 #pragma unroll
     for (int i = 0; i < Tile::kHalfPanels; ++i) {
       wait_for_panel(stage, kSide * Tile::kHalfPanels + i);
     }
+    mbarrier_wait_parity(&shared_.p_full[stage.index], stage.parity, "P of the other consumer");
   }
 
   // No wgmma of this warp reads this consumer's half of a stage any more, nor P there.
@@ -81,13 +82,16 @@ class MlaConsumerBase {
     return wgmma_descriptor(address, Tile::Panel::kAtomBytes);
   }
 
-  // Starts Q K^T of a block of this consumer, panel by panel as they come.
-  __device__ __forceinline__ void multiply_qk(const Stage& own, AccS& acc_s) const {
+  // Starts Q K^T of a block of this consumer, panel by panel as they come. `is_first`: Q may still
+  // be on its way. Why not always: a wait between the panels costs time, although it ends at once.
+  __device__ __forceinline__ void multiply_qk(const Stage& own, bool is_first, AccS& acc_s) const {
     using Mma = Wgmma<Element, Tile::kBlockN>;
     const uint64_t q = descriptor(buffers_.q()), k = descriptor(buffers_.stage(own.index));
 #pragma unroll
     for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
-      mbarrier_wait_parity(&shared_.query_full[panel], tiles_ & 1, "a panel of Q");
+      if (is_first) {
+        mbarrier_wait_parity(&shared_.query_full[panel], tiles_ & 1, "a panel of Q");
+      }
       wait_for_panel(own, panel);
       wgmma_fence();
 #pragma unroll

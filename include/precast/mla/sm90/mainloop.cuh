@@ -115,7 +115,7 @@ class MlaConsumer : MlaConsumerBase<Tile, kSide> {
                                               const Stage& own, AccO& acc_o) {
     AccS acc_s;
     OperandP p;
-    this->multiply_qk(own, acc_s);
+    this->multiply_qk(own, i == 0, acc_s);
     wgmma_wait_group<0>();
     keep_behind_wait(acc_s);
     if (i + 2 >= blocks) this->release_queries();
@@ -132,7 +132,7 @@ class MlaConsumer : MlaConsumerBase<Tile, kSide> {
       const Stage own = this->own_stage(i + 1), other = this->other_stage(i);
       AccS acc_s;
       OperandP p;
-      this->multiply_qk(own, acc_s);
+      this->multiply_qk(own, i == 0, acc_s);
       start_block_of_other(block, blocks, i, other, acc_o);
       wgmma_wait_group<1>();
       keep_behind_wait(acc_s);

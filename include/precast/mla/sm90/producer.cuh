@@ -171,8 +171,10 @@ class MlaCopyProducer : MlaProducer<Tile> {
         __syncwarp();
         if (row >= boxes * rows) return;
         const bool is_kpe = panel == Tile::kCkvPanels;
-        copy_box(target + panel * Tile::kPanelBytes, is_kpe ? &params_.kpe : &params_.ckv, full,
-                 is_kpe ? 0 : panel * Tile::kPanelColumns, entry, page, 0);
+        // L2 has better use for its memory than what is read once, or twice at about the same time.
+        copy_box_by_policy(target + panel * Tile::kPanelBytes, is_kpe ? &params_.kpe : &params_.ckv,
+                           full, evict_first_policy(), is_kpe ? 0 : panel * Tile::kPanelColumns,
+                           entry, page, 0);
       });
       if (i + 1 < blocks) next_page = look_up(begin - Tile::kBlockN);
     }

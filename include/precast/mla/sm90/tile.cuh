@@ -82,6 +82,7 @@ struct MlaSm90Tile {
   static constexpr int kThreads = kWarpgroupSize * kConsumers;
   static constexpr bool kWarpsSplitKv = false;
   static constexpr int kCombineBatch = 16;  // partial results that a thread loads at once
+  static constexpr bool kCombinesWideRows = true;
   // Why volatile: a row that is known from the start of the kernel to its end takes registers, and
   // so does what follows from it.
   static __device__ __forceinline__ int thread() {
