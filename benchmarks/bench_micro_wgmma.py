@@ -62,7 +62,7 @@ def rates() -> Iterator[Row]:
                     yield rate(name, "add", form, 128, warpgroups, fill)
     for (how, form), row in wgmma.COLUMNS["e4m3"].items():
         for columns in row:
-            if (how, columns) != ("add", 128):
+            if how != "either" and (how, columns) != ("add", 128):
                 yield rate("e4m3", how, form, columns, 2, "")
 
 

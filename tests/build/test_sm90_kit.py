@@ -21,9 +21,10 @@ sys.path.append(str(ROOT / "benchmarks"))
 import _micro
 
 HEADER = ROOT / "include/precast/core/sm90/wgmma.cuh"
-#: Whether D is added to, columns, type, and what starts operand A: registers or a descriptor.
+#: Whether D is added to, or the register that says so; columns, type, and what starts operand A:
+#: registers or a descriptor.
 INSTRUCTION = re.compile(
-    r"setp\.ne\.u32 p, ([01]), 0;\s*"
+    r"setp\.ne\.u32 p, ([01]|%r\d+), 0;\s*"
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(?:16|32)\.f32\.(\w+)\.\3"
     r"\s*\{[^}]*\},\s*(\{|%)"
 )
@@ -62,7 +63,8 @@ def instructions(spec: ModuleSpec, folder: Path) -> set[tuple[str, str, int, str
             rows = INSTRUCTION.findall(text)
             assert len(rows) == text.count("wgmma.mma_async.sync")
             for added, columns, dtype, start in rows:
-                how, form = "add" if added == "1" else "new", "rs" if start == "{" else "ss"
+                how = {"0": "new", "1": "add"}.get(added, "either")
+                form = "rs" if start == "{" else "ss"
                 found.add((how, form, int(columns), dtype))
     return found
 

@@ -79,11 +79,17 @@ __device__ int row_of(int i) {
 }
 __device__ int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
+// What becomes of D, in the order of test_gpu_sm90_kit.py.
+enum class How : int { adds, is_new, either };
+
 // Issues one wgmma. `is_first`: nothing is in D yet, unless it is to be added to.
-template <typename T, int kColumns, bool kNew, bool kTransposedB, typename A>
+template <typename T, int kColumns, How kHow, bool kTransposedB, typename A>
 __device__ void multiply(float (&d)[kColumns / 2], const A& a, uint64_t b, bool is_first) {
   using Mma = Wgmma<T, kColumns>;
-  if constexpr (std::is_array<A>::value && kNew) {
+  constexpr bool kNew = kHow == How::is_new;
+  if constexpr (kHow == How::either) {
+    Mma::template either_ss<kTransposedB>(d, a, b, !is_first);
+  } else if constexpr (std::is_array<A>::value && kNew) {
     is_first ? Mma::template new_rs<kTransposedB>(d, a, b)
              : Mma::template add_rs<kTransposedB>(d, a, b);
   } else if constexpr (std::is_array<A>::value) {
@@ -96,7 +102,7 @@ __device__ void multiply(float (&d)[kColumns / 2], const A& a, uint64_t b, bool 
   }
 }
 
-template <typename T, int kColumns, bool kNew, bool kARegisters, bool kTransposedB>
+template <typename T, int kColumns, How kHow, bool kARegisters, bool kTransposedB>
 __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kABytes = 64 * kRowBytes, kBBytes = kColumns * kRowBytes;
@@ -139,7 +145,7 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     }
   }
   float d[kColumns / 2];
-  if constexpr (!kNew) {
+  if constexpr (kHow != How::is_new) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) d[i] = p.c[row_of(i) * kColumns + column_of(i)];
   }
@@ -152,10 +158,10 @@ __global__ __launch_bounds__(kWarpgroupSize) void MmaKernel(const __grid_constan
     const uint64_t b_step =
         b_descriptor + ((kTransposedB ? step * 2 * step_b : panel * panel_step_b + in_panel) >> 4);
     if constexpr (kARegisters) {
-      multiply<T, kColumns, kNew, kTransposedB>(d, a_registers[step], b_step, step == 0);
+      multiply<T, kColumns, kHow, kTransposedB>(d, a_registers[step], b_step, step == 0);
     } else {
       const uint64_t a_step = a_descriptor + ((panel * 64 * panel_bytes + in_panel) >> 4);
-      multiply<T, kColumns, kNew, kTransposedB>(d, a_step, b_step, step == 0);
+      multiply<T, kColumns, kHow, kTransposedB>(d, a_step, b_step, step == 0);
     }
   }
   wgmma_commit_group();
@@ -187,12 +193,13 @@ TensorMap panel_map(const TensorView& tensor, int box_rows, int64_t panel_bytes)
 struct MmaCall {
   const TensorView& d;
   const MmaParams& params;
-  bool is_new, a_registers, transposed_b;
+  How how;
+  bool a_registers, transposed_b;
 };
 
 // The kernel of a form that python/precast/_plan/wgmma.py has, or null.
 template <typename T, int kColumns, bool kTransposedB>
-auto mma_kernel(bool is_new, bool a_registers) {
+auto mma_kernel(How how, bool a_registers) {
   constexpr bool kIsFp8 = sizeof(T) == 1;
   void (*kernel)(MmaParams) = nullptr;
   // Some columns are for A in shared memory alone, others for A in registers.
@@ -201,18 +208,21 @@ auto mma_kernel(bool is_new, bool a_registers) {
   constexpr bool kAInRegisters = kIsPowerOfTwo || (kIsFp8 ? kIsOfSums : kColumns == 96);
   if (a_registers) {
     if constexpr (kAInRegisters) {
-      if (!is_new) kernel = MmaKernel<T, kColumns, false, true, kTransposedB>;
+      if (how == How::adds) kernel = MmaKernel<T, kColumns, How::adds, true, kTransposedB>;
       if constexpr (kIsFp8) {
-        if (is_new) kernel = MmaKernel<T, kColumns, true, true, kTransposedB>;
+        if (how == How::is_new) kernel = MmaKernel<T, kColumns, How::is_new, true, kTransposedB>;
       }
     }
   } else if constexpr (kIsFp8 ? kColumns == 72 || kColumns == 136 : kColumns == 96) {
     return kernel;
-  } else if constexpr (kIsFp8 || kColumns <= 128) {
-    kernel = is_new ? MmaKernel<T, kColumns, true, false, kTransposedB>
-                    : MmaKernel<T, kColumns, false, false, kTransposedB>;
-  } else if (!is_new) {
-    kernel = MmaKernel<T, kColumns, false, false, kTransposedB>;
+  } else {
+    if constexpr (kIsFp8 || kColumns <= 128) {
+      if (how == How::is_new) kernel = MmaKernel<T, kColumns, How::is_new, false, kTransposedB>;
+    }
+    if constexpr (kIsFp8 && kColumns == 128) {
+      if (how == How::either) kernel = MmaKernel<T, kColumns, How::either, false, kTransposedB>;
+    }
+    if (how == How::adds) kernel = MmaKernel<T, kColumns, How::adds, false, kTransposedB>;
   }
   return kernel;
 }
@@ -221,9 +231,9 @@ template <typename T, int kColumns>
 void launch_mma(const MmaCall& call) {
   void (*kernel)(MmaParams) = nullptr;
   if (!call.transposed_b) {
-    kernel = mma_kernel<T, kColumns, false>(call.is_new, call.a_registers);
+    kernel = mma_kernel<T, kColumns, false>(call.how, call.a_registers);
   } else if constexpr (sizeof(T) == 2) {
-    kernel = mma_kernel<T, kColumns, true>(call.is_new, call.a_registers);
+    kernel = mma_kernel<T, kColumns, true>(call.how, call.a_registers);
   }
   if (kernel == nullptr) TVM_FFI_THROW(ValueError) << "wgmma: no such instance";
   launch_one(kernel, kWarpgroupSize, kMmaSharedBytes<kColumns>, call.d, call.params);
@@ -269,7 +279,7 @@ void launch_mma_of_type(const MmaCall& call) {
 // a [64, k], b [N, k] or, transposed, [k, N], c and d [64, N]; all contiguous, rows of k have 256
 // bytes. If D is new, c is not read.
 void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_rows,
-           int64_t panel_bytes, bool is_new, bool a_registers, bool transposed_b) {
+           int64_t panel_bytes, int64_t how, bool a_registers, bool transposed_b) {
   MmaParams params = {};
   params.a = panel_map(a, 64, panel_bytes);
   params.b = panel_map(b, static_cast<int>(box_rows), panel_bytes);
@@ -278,7 +288,7 @@ void wgmma(TensorView a, TensorView b, TensorView c, TensorView d, int64_t box_r
   params.d = static_cast<float*>(d.data_ptr());
   params.box_rows = static_cast<int>(box_rows);
   params.panel_bytes = static_cast<int>(panel_bytes);
-  const MmaCall call = {d, params, is_new, a_registers, transposed_b};
+  const MmaCall call = {d, params, static_cast<How>(how), a_registers, transposed_b};
   switch (dtype_of(a)) {
     case DType::f16:
       return launch_mma_of_type<f16>(call);

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from gemm_calls import in_columns
 
 from precast._ops.gemm._fp8 import CHOICES, scaled_product
 from precast._ops.gemm.fp8_gemm import _GEMM
@@ -92,6 +93,13 @@ def test_every_tile_has_the_scales_of_blocks_of_rows(
 ) -> None:
     given = problem(generator, 300, 392, 400, 128)
     equal(run(given, choice), given.want())
+
+
+@pytest.mark.parametrize("choice", range(CHOICES))
+def test_every_tile_has_scales_in_columns(choice: int, generator: torch.Generator) -> None:
+    for shape in ((3, 136, 400), (130, 392, 1024), (518, 264, 400)):
+        given = problem(generator, *shape)
+        equal(run(given._replace(a_scale=in_columns(given.a_scale)), choice), given.want())
 
 
 @pytest.mark.parametrize("scale_rows", [1, 128])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gemm_calls import in_columns
 
 from precast.gemm import (
     batch_deepgemm_fp8_nt_groupwise,
@@ -120,6 +121,8 @@ def launch(
     **options: Any,
 ) -> torch.Tensor:
     """A call; where `state` has a graph, a replay of it with these tensors copied in."""
+    if state.get("in_columns"):
+        given[2] = in_columns(given[2])
     if "graph" not in state:
         assert function(*given, out=out, **options) is out
         return out
@@ -154,6 +157,12 @@ def test_products_are_exact_beside_padding_of_nan(
     counts: list[int], sizes: tuple[int, int], run: Run, generator: torch.Generator
 ) -> None:
     check(run, Problem(counts, sizes, generator))
+
+
+@pytest.mark.parametrize("run", [by_index, by_count])
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_scales_in_columns(counts: list[int], run: Run, generator: torch.Generator) -> None:
+    check(run, Problem(counts, (264, 400), generator), {"in_columns": True})
 
 
 @pytest.mark.parametrize("run", RUNS)

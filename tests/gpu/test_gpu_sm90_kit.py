@@ -74,7 +74,7 @@ def test_wgmma(name, how, form, columns, transposed_b, in_atoms, generator):
         memory = b.T.contiguous() if transposed_b else b
         box_rows = 8 if in_atoms else memory.shape[0]
         d = torch.full_like(c, math.nan)
-        form_of_call = how == "new", form == "rs", transposed_b
+        form_of_call = ("add", "new", "either").index(how), form == "rs", transposed_b
         kit("wgmma")(a, memory, c, d, box_rows, panel_bytes, *form_of_call)
         if exact:
             assert torch.equal(d.double(), want)

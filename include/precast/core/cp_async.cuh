@@ -59,6 +59,13 @@ __device__ __forceinline__ void cp_async(uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
+// Starts a copy of the first `bytes` of 16, which may be none; zeros follow them.
+__device__ __forceinline__ void cp_async_part(uint32_t target, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 // Starts a copy of one word. If `exists` is false, it writes zero and reads nothing.
 __device__ __forceinline__ void cp_async_word(uint32_t target, const void* source, bool exists) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer warps of block-scaled GEMM for sm_90a. One thread copies `a` of each stage by TMA,
 // one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
-// The lanes of a third warp copy the scales word by word with cp.async: so these may have any
-// strides, and need no copy in another layout.
+// The lanes of a third warp copy the scales with cp.async: so these may have any strides, and need
+// no copy in another layout.
 //
 // A stage is full when the boxes have arrived and the 32 lanes' copies are complete. It is empty
 // when each consumer warp that reads the boxes has left it, in both CTAs if these share one.
@@ -74,9 +74,9 @@ class Fp8GemmProducer {
     }
   }
 
-  // Why offsets of 32 bits, for each stage again: pointers take more registers than a producer has.
+  // A warp that issues little leaves the consumers of its part of the SM alone: where it can be,
+  // the scales of four tokens are one copy.
   __device__ __forceinline__ void copy_scales() {
-    constexpr int kPerLane = ceil_div(Tile::kTokens, 32);
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
     PipelineState<Tile::kStages> state;
@@ -85,7 +85,7 @@ class Fp8GemmProducer {
     for (GemmTile tile; scheduler.next(tile);) {
       const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
                               depth.begin * p_.a_scale.depth_stride;
-      const int token = tile.token + lane;
+      const bool by_four = params_.has_four_scales && tile.token % 4 == 0;
       const int column_block = tile.column / kFp8Block + lane;
       const bool has_weight = lane < 2 && column_block < column_blocks;
       const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
@@ -94,21 +94,47 @@ class Fp8GemmProducer {
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
         shared_.stages.wait_empty(state, "an empty stage for the scales");
-        const uint32_t target = shared_address(shared_.scales[state.stage]) + lane * 4;
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-          if (Tile::kTokens % 32 == 0 || i * 32 + lane < Tile::kTokens) {
-            const bool exists = token + i * 32 < p_.tokens;
-            const uint32_t offset = ((token + i * 32) >> p_.a_scale.rows_log2) *
-                                    static_cast<uint32_t>(p_.a_scale.block_stride);
-            cp_async_word(target + i * 128, of_group + (exists ? offset : 0), exists);
-          }
+        const uint32_t target = shared_address(shared_.scales[state.stage]);
+        if (by_four) {
+          copy_four_scales(target, of_group, tile.token);
+        } else {
+          copy_each_scale(target, of_group, tile.token);
         }
         of_group += p_.a_scale.depth_stride;
-        if (lane < 2) cp_async_word(target + Tile::kTokens * 4, of_weight, has_weight);
+        if (lane < 2) cp_async_word(target + (Tile::kTokens + lane) * 4, of_weight, has_weight);
         of_weight += p_.b_scale.depth_stride;
         cp_async_arrive(&shared_.stages.full[state.stage]);
         state.advance();
+      }
+    }
+  }
+
+  // Copies the scales of the tokens from `first` on.
+  __device__ __forceinline__ void copy_four_scales(uint32_t target, const float* of_group,
+                                                   int first) const {
+    constexpr int kFours = Tile::kTokens / 4;
+#pragma unroll
+    for (int i = 0; i < ceil_div(kFours, 32); ++i) {
+      const int four = i * 32 + threadIdx.x % 32;
+      if (kFours % 32 == 0 || four < kFours) {
+        const int token = first + 4 * four;
+        const int count = min(max(p_.tokens - token, 0), 4);
+        cp_async_part(target + four * 16, of_group + (count > 0 ? token : 0), 4 * count);
+      }
+    }
+  }
+  // Why offsets of 32 bits, for each stage again: pointers take more registers than a producer has.
+  __device__ __forceinline__ void copy_each_scale(uint32_t target, const float* of_group,
+                                                  int first) const {
+#pragma unroll
+    for (int i = 0; i < ceil_div(Tile::kTokens, 32); ++i) {
+      const int at = i * 32 + threadIdx.x % 32;
+      if (Tile::kTokens % 32 == 0 || at < Tile::kTokens) {
+        const int token = first + at;
+        const bool exists = token < p_.tokens;
+        const uint32_t offset =
+            (token >> p_.a_scale.rows_log2) * static_cast<uint32_t>(p_.a_scale.block_stride);
+        cp_async_word(target + at * 4, of_group + (exists ? offset : 0), exists);
       }
     }
   }
