@@ -362,7 +362,8 @@ def problem(
             # some are rounded the other way, which a large scale of scores makes visible. The
             # reference rounds to the type of the queries; Hopper's kernels turn keys of e4m3 in
             # f16, which is nearer to the numbers themselves than bf16.
-            limit, rare = 2 * limit, 10 * RARE
+            spread = (case.sm_scale or 0.0) * case.head_dim_qk**0.5
+            limit, rare = limit * max(2.0, spread), 10 * RARE
         fits = (a == b) | ((a - b).abs() <= limit)  # Infinities are equal.
         # Probabilities are rounded to 16 bits, of which few elements get the worst: in a million,
         # one may be twice as far off.

@@ -155,7 +155,7 @@ def test_pages_do_not_change_a_bit(
             case = case_of(page_size=size, layout=layout, kv_dtype=kv_dtype, **more)
             batch = make(case, "cuda")
             slots = [slots_of(case, pages, n) for pages, n in zip(batch.pages, case.kv_lens)]
-            now = [(part[at] for part in (batch.ckv, batch.kpe)) for at in slots]
+            now = [[part[at] for part in (batch.ckv, batch.kpe)] for at in slots]
             if tokens is None:
                 tokens = [[part.clone() for part in parts] for parts in now]
             for at, parts in zip(slots, tokens):
@@ -391,7 +391,7 @@ def test_errors_leave_everything_as_it_was(workspace: torch.Tensor) -> None:
     before = {name: tensor.clone() for name, tensor in given.items()}
     for name, wrong in (
         ("q_nope", batch.q_nope.half()),
-        ("q_nope", batch.q_nope[:1]),
+        ("q_pe", batch.q_pe[:1]),
         ("q_pe", batch.q_pe[..., :32]),
         ("ckv_cache", batch.ckv[:, :32]),
         ("kpe_cache", batch.kpe.float()),

@@ -59,11 +59,14 @@ def test_a_kernel_gives_what_its_definition_says(
         written = dtype if of_attention and name == "output" else mine.dtype
         row = (tolerance_of_attention if of_attention else tolerance)(written)
         limits = LONG_SUMS.get(template.name_prefix, row)
-        largest = expected.float().abs().max().item()
+        largest = expected.float().abs().max().item() if expected.numel() > 0 else 0.0
         if template.op_type == "gemm_fp8":
             limits = Tolerance(row.rtol, BITS_OF_FP8_SUMS * largest)
-        elif of_mla:  # Scales of tokens make values of any size.
-            limits = Tolerance(row.rtol, row.rtol * max(1.0, largest))
+        elif of_mla:
+            # Scales of tokens make values of any size; queries beside e4m3 are rounded to f16.
+            rounded = 2.0**-11 if "fp8" in template.name_prefix else 0.0
+            rtol = max(row.rtol, rounded)
+            limits = Tolerance(rtol, rtol * max(1.0, largest))
         assert_close(mine, expected, name=f"{template.name_prefix}: {name}", **limits._asdict())
 
 
