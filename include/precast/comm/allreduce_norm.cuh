@@ -20,10 +20,10 @@
 // Threads  comm/allreduce.cuh; the sums of a row are over its cluster. The kernel for any rows
 //          keeps a thread's vectors in shared memory, and reads the residual twice.
 // Traffic  beyond that of the all-reduce: reads residual and weight, writes what is requested
-// Measured 2026-11-26 on two H200, bf16, us in a CUDA graph, with the all-reduce alone, NCCL and a
-//          separate norm, and FlashInfer's:
-//          8 x 8192     3.2 (2.4, 9.4, 5.8)   64 x 8192  6.2 (5.2, 18.8, 8.9)
-//          2048 x 8192  101 (98.6, 169, 152)
+// Measured 2026-11-27 on two H200, bf16, us in a CUDA graph, with the all-reduce alone, and with
+//          NCCL and a separate norm:
+//          8 x 8192     3.6 (2.4, 9.3)   64 x 8192  6.5 (5.1, 18.6)
+//          2048 x 8192  100 (98.5, 167)
 // Source   arXiv:1910.07467 (RMSNorm); arXiv:2412.19437, section 3.3 (scales of groups)
 #pragma once
 
