@@ -87,7 +87,7 @@ __device__ __forceinline__ void write_tile(const typename Gemm::Params& p, const
     finish.set_token(token);
     Out* row = out + token * p.out_row_stride;
     const bool has_pairs =
-        (reinterpret_cast<uintptr_t>(row + first_column) & (2 * sizeof(Out) - 1)) == 0;
+        (reinterpret_cast<uint64_t>(row + first_column) & (2 * sizeof(Out) - 1)) == 0;
 #pragma unroll
     for (int n = 0; n < Tile::kMmaN; ++n) {
       const int column = first_column + n * 8;

@@ -100,7 +100,7 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   const Fp8Scales& scales = p.a_scale;
   params.has_four_scales = scales.rows_log2 == 0 && scales.block_stride == 1 &&
                            scales.depth_stride % 4 == 0 && scales.group_stride % 4 == 0 &&
-                           reinterpret_cast<uintptr_t>(scales.data) % 16 == 0;
+                           reinterpret_cast<uint64_t>(scales.data) % 16 == 0;
   params.cluster_ctas = cluster.ctas;
   const int blocks = ceil_div(p.depth, kFp8Block);
   const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;

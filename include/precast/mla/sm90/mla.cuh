@@ -17,7 +17,7 @@
 
 namespace precast {
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) && defined(PRECAST_SM)
 
 template <typename Tile, bool kConverts = Tile::kConverts>
 struct MlaProducerOf {
@@ -60,6 +60,6 @@ cudaError_t launch_mla_sm90(const MlaParams& p, bool enable_pdl, cudaStream_t st
 
 #endif
 
-#endif  // __CUDACC__
+#endif  // __CUDACC__ && PRECAST_SM
 
 }  // namespace precast
