@@ -358,3 +358,35 @@ def test_tiles_follow_from_rows(
 ) -> None:
     shape = PlanShape(batch_size=5, num_qo_heads=heads, num_kv_heads=1)
     assert tiles.block_m(shape, q_len, tokens, torch.device("cpu")) == want
+
+
+@pytest.mark.parametrize(
+    ("heads", "q_len", "tokens", "kv_dtype", "want"),
+    [
+        (16, 1, None, torch.float8_e4m3fn, False),
+        (16, None, None, torch.float8_e4m3fn, False),
+        (16, 2, None, torch.float8_e4m3fn, True),
+        (16, None, 8, torch.float8_e4m3fn, True),
+        (17, 1, None, torch.float8_e4m3fn, True),
+        (16, 1, None, torch.bfloat16, True),
+    ],
+)
+def test_few_rows_of_e4m3_take_the_kernels_of_every_gpu(
+    heads: int,
+    q_len: int | None,
+    tokens: int | None,
+    kv_dtype: torch.dtype,
+    want: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiles, "is_hopper", lambda device: True)
+    shape = PlanShape(
+        batch_size=2,
+        num_qo_heads=heads,
+        head_dim_qk=576,
+        head_dim_vo=512,
+        kv_bytes=kv_dtype.itemsize,
+        mla=True,
+    )
+    given = (torch.bfloat16, kv_dtype), shape, q_len, tokens, torch.device("cpu")
+    assert tiles.suits_sm90(*given) is want

@@ -135,9 +135,10 @@ def _shape(c: TableCall) -> PlanShape:
         mla=True,
     )
     device = c.query.device
-    if c.sm_scale > 0 and tiles.runs_on_sm90((c.query.dtype, c.kv_cache.dtype), shape, device):
+    queries = c.q_len or None, tokens, device
+    if c.sm_scale > 0 and tiles.suits_sm90((c.query.dtype, c.kv_cache.dtype), shape, *queries):
         return shape._replace(block_m=tiles.SM90_BLOCK_M, sm90=True)
-    return shape._replace(block_m=tiles.block_m(shape, c.q_len or None, tokens, device))
+    return shape._replace(block_m=tiles.block_m(shape, *queries))
 
 
 def _run(words: Words, fields: list[str], run: Callable[..., None], *args: Any) -> None:

@@ -346,12 +346,18 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if self._use_cuda_graph and first.block_m:
             return shape._replace(block_m=first.block_m, sm90=first.sm90)
         scale = self._plan.scores.sm_scale if sm_scale is None else sm_scale
+        tokens = self._latest_tokens if tokens is None else tokens
         if self._requested_backend != "fa2" and (scale or 0.0) > 0:
-            if tiles.runs_on_sm90(model.key[:2], shape, self.device):
+            given = model.key[:2], shape
+            is_theirs = (
+                tiles.runs_on_sm90(*given, self.device)
+                if self._requested_backend == "fa3"
+                else tiles.suits_sm90(*given, q_len, tokens, self.device)
+            )
+            if is_theirs:
                 return shape._replace(block_m=tiles.SM90_BLOCK_M, sm90=True)
             if self._requested_backend == "fa3":
                 backends.note_fa3()
-        tokens = self._latest_tokens if tokens is None else tokens
         block_m = tiles.block_m(shape, q_len, tokens, self.device)
         return shape._replace(block_m=block_m, sm90=False)
 
