@@ -210,6 +210,15 @@ def test_groups(tile: int, dtypes: tuple[Any, Any], generator: torch.Generator) 
             check_groups(out, a, b, counts, [*range(len(counts))])
 
 
+def test_groups_by_their_public_names(generator: torch.Generator) -> None:
+    counts = [100, 0, 210]
+    for dtype, multiply in ((BF16, gemm.grouped_mm_bf16), (E4M3, gemm.grouped_mm_fp8)):
+        a, b = groups_of(generator, (dtype, dtype), counts, 264, 144)
+        out = torch.full((len(a), 264), 7.0, device=DEVICE)
+        assert multiply(a, b, starts_of(counts), out=out, out_dtype=torch.float32) is out
+        check_groups(out, a, b, counts, [*range(len(counts))])
+
+
 @pytest.mark.parametrize("column_major", [True, False])
 @pytest.mark.parametrize("tile", TILES)
 def test_segments(tile: int, column_major: bool, generator: torch.Generator) -> None:
