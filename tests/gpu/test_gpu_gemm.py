@@ -159,9 +159,9 @@ def test_fp8_products_with_one_scale(
 def test_fp8_products_by_their_public_names(generator: torch.Generator) -> None:
     scales = torch.tensor(0.5, device=DEVICE), torch.tensor([2.0**-3], device=DEVICE)
     a, weights = whole(generator, E4M3, 3, 70, 144), whole(generator, E4M3, 3, 264, 144)
-    got = gemm.bmm_fp8(a, weights.mT, *scales, torch.float32)
+    got = gemm.bmm_fp8(a, weights.mT, *scales, BF16)
     equal(got, product(a, weights.mT) * 2.0**-4)
-    got = gemm.mm_fp8(a[0], weights[0], scales[0], torch.float32)
+    got = gemm.mm_fp8(a[0], weights[0], scales[0], BF16)
     equal(got, product(a[0], weights[0].T) / 2)
 
 
