@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from _gemm import GROUPS, case_of, output, starts
 from _harness import Case
 from _script import script
 
-from precast.testing import Tolerance, poison
+from precast.testing import Tolerance
 
 DTYPES = ("bf16",)
 #: Columns and depth: layers of Llama-3 8B and 70B, a layer of few columns, a cube.
@@ -18,44 +19,18 @@ LAYERS = ((6144, 4096), (4096, 14336), (10240, 8192), (2112, 7168), (8192, 8192)
 ROWS = (1, 16, 64, 512, 4096)
 #: Batches, or experts of a GPU: columns, depth, and rows of each.
 EXPERTS = ((4096, 7168), (1536, 2048))
-GROUPS = 8
 TOKENS = (8, 64, 512)
 #: Sums of random numbers cancel.
 CLOSE = Tolerance(2.0**-7, 2e-2)
-
-Make = Callable[[], tuple[Any, ...]]
 
 
 def _operand(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
-def _output(*shape: int) -> torch.Tensor:
-    return poison(torch.empty(shape, dtype=torch.bfloat16, device="cuda"))
-
-
-def _starts(tokens: int) -> torch.Tensor:
-    starts = torch.empty(GROUPS + 1, dtype=torch.int32, device="cuda")
-    return starts.copy_(torch.arange(GROUPS + 1) * tokens)
-
-
-def _case(
-    op: str, shape: tuple[int, int, int, int], make: Make, bind: Any, eager: Any, out: int
-) -> Case:
-    """A product of so many matrices with rows, columns and depth; `out` is an argument."""
-    batch, rows, columns, depth = shape
-    label = f"[{rows}, {depth}] x [{depth}, {columns}]"
-    return Case(
-        op,
-        label if batch == 1 else f"{batch} x {label}",
-        batch * (2 * depth * (rows + columns) + 2 * rows * columns),
-        make,
-        bind=bind,
-        eager=eager,
-        tolerances={out: CLOSE},
-        close=CLOSE,
-        flops=2 * batch * rows * columns * depth,
-    )
+def _case(*args: Any) -> Case:
+    op, shape, *rest = args
+    return case_of(op, shape, 2, CLOSE, *rest)
 
 
 def _eager(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -73,7 +48,7 @@ def _dense(rows: int, columns: int, depth: int) -> Case:
     return _case(
         "mm_bf16",
         (1, rows, columns, depth),
-        lambda: (_operand(rows, depth), _operand(columns, depth).T, _output(rows, columns)),
+        lambda: (_operand(rows, depth), _operand(columns, depth).T, output(rows, columns)),
         lambda gemm: lambda a, b, out: gemm(a, b, pdl=True, out=out),
         _eager,
         2,
@@ -88,7 +63,7 @@ def _grouped(tokens: int, columns: int, depth: int) -> Iterator[Case]:
         lambda: (
             _operand(GROUPS, tokens, depth),
             _operand(GROUPS, columns, depth).mT,
-            _output(GROUPS, tokens, columns),
+            output(GROUPS, tokens, columns),
         ),
         lambda gemm: gemm,
         _eager,
@@ -97,7 +72,7 @@ def _grouped(tokens: int, columns: int, depth: int) -> Iterator[Case]:
 
     def make() -> tuple[Any, ...]:
         weights = _operand(GROUPS, columns, depth)
-        return _operand(rows, depth), weights, _starts(tokens), _output(rows, columns)
+        return _operand(rows, depth), weights, starts(tokens), output(rows, columns)
 
     yield _case("grouped_mm_bf16", shape, make, lambda gemm: gemm, _eager_groups, 3)
     yield _case(

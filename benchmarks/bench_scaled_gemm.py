@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from _gemm import GROUPS, case_of, output, starts
 from _harness import Case
 from _script import script
 
-from precast.testing import Tolerance, poison
+from precast.testing import Tolerance
 
 DTYPES = ("bf16",)
 #: Columns and depth: layers of Llama-3 8B and 70B, a layer of few columns, a cube.
@@ -18,45 +19,19 @@ LAYERS = ((6144, 4096), (4096, 14336), (10240, 8192), (2112, 7168), (8192, 8192)
 ROWS = (1, 16, 64, 512, 4096)
 #: Batches, or experts of a GPU: columns, depth, and rows of each.
 EXPERTS = ((4096, 7168), (1536, 2048))
-GROUPS = 8
 TOKENS = (8, 64, 512)
 E4M3 = torch.float8_e4m3fn
 #: Sums of random numbers cancel, and tensor cores add FP8 products with about 14 bits.
 CLOSE = Tolerance(2.0**-7, 0.5)
-
-Make = Callable[[], tuple[Any, ...]]
 
 
 def _operand(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda").to(E4M3)
 
 
-def _output(*shape: int) -> torch.Tensor:
-    return poison(torch.empty(shape, dtype=torch.bfloat16, device="cuda"))
-
-
-def _starts(tokens: int) -> torch.Tensor:
-    starts = torch.empty(GROUPS + 1, dtype=torch.int32, device="cuda")
-    return starts.copy_(torch.arange(GROUPS + 1) * tokens)
-
-
-def _case(
-    op: str, shape: tuple[int, int, int, int], make: Make, bind: Any, eager: Any, out: int
-) -> Case:
-    """A product of so many matrices with rows, columns and depth; `out` is an argument."""
-    batch, rows, columns, depth = shape
-    label = f"[{rows}, {depth}] x [{depth}, {columns}]"
-    return Case(
-        op,
-        label if batch == 1 else f"{batch} x {label}",
-        batch * (1 * depth * (rows + columns) + 2 * rows * columns),
-        make,
-        bind=bind,
-        eager=eager,
-        tolerances={out: CLOSE},
-        close=CLOSE,
-        flops=2 * batch * rows * columns * depth,
-    )
+def _case(*args: Any) -> Case:
+    op, shape, *rest = args
+    return case_of(op, shape, 1, CLOSE, *rest)
 
 
 def _scale() -> torch.Tensor:
@@ -98,7 +73,7 @@ def _dense(rows: int, columns: int, depth: int) -> Iterator[Case]:
             _operand(rows, depth),
             _operand(columns, depth).T,
             _scale(),
-            _output(rows, columns),
+            output(rows, columns),
         ),
         lambda gemm: lambda a, b, scale, out: gemm(a, b, scale, scale, out=out),
         _eager,
@@ -107,7 +82,7 @@ def _dense(rows: int, columns: int, depth: int) -> Iterator[Case]:
     yield _case(
         "mm_fp8",
         shape,
-        lambda: (_operand(rows, depth), _operand(columns, depth), _scale(), _output(rows, columns)),
+        lambda: (_operand(rows, depth), _operand(columns, depth), _scale(), output(rows, columns)),
         lambda gemm: lambda a, b, alpha, out: gemm(a, b, alpha, out=out, backend="cublas"),
         _eager_weight,
         3,
@@ -123,7 +98,7 @@ def _grouped(tokens: int, columns: int, depth: int) -> Iterator[Case]:
             _operand(GROUPS, tokens, depth),
             _operand(GROUPS, columns, depth).mT,
             _scale(),
-            _output(GROUPS, tokens, columns),
+            output(GROUPS, tokens, columns),
         ),
         lambda gemm: lambda a, b, scale, out: gemm(a, b, scale, scale, out.dtype, out),
         _eager_batch,
@@ -135,9 +110,9 @@ def _grouped(tokens: int, columns: int, depth: int) -> Iterator[Case]:
         lambda: (
             _operand(rows, depth),
             _operand(GROUPS, columns, depth),
-            _starts(tokens),
+            starts(tokens),
             _scale().view(1),
-            _output(rows, columns),
+            output(rows, columns),
         ),
         lambda gemm: gemm,
         _eager_groups,

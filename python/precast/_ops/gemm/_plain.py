@@ -17,6 +17,15 @@ from precast._ops.gemm._fp8 import MAX_DEPTH, MAX_ROWS, MMA, MMA_TILES, ROW_BYTE
 #: Dtypes of outputs.
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
+#: An argument that all products have.
+TACTIC = """
+Parameters
+----------
+tactic : int
+    The number of a tile, for measurements. Default: -1, what the launcher expects to be the
+    fastest.
+"""
+
 
 def _is_copied(size: int, stride: int, itemsize: int) -> bool:
     """Whether rows that are ``stride`` elements apart can be copied by 16 bytes."""

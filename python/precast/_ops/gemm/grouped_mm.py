@@ -11,6 +11,7 @@ from precast._op.export import Export, op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._fp8 import MMA
 from precast._ops.gemm._plain import (
+    TACTIC,
     check_choice,
     check_out,
     check_rows,
@@ -122,7 +123,7 @@ def _fill(made: dict[str, Any]) -> None:
     )
 )
 @op("gemm")
-@documented(GROUPS)
+@documented(GROUPS, TACTIC)
 def grouped_mm_bf16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -154,9 +155,6 @@ def grouped_mm_bf16(
         The dtype of a new ``out``.
     backend : str
         ``"cudnn"`` or ``"cake"``, FlashInfer's, or ``"mma"``; all are the same kernels.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------

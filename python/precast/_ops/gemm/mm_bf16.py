@@ -7,6 +7,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._ops.gemm._plain import (
+    TACTIC,
     any_backend,
     backends,
     check_out,
@@ -120,6 +121,7 @@ _USUAL: list[_Form] = [(False, "bfloat16"), (True, "bfloat16"), (False, "float32
     ),
     heuristic=any_backend,
 )
+@documented(TACTIC)
 def mm_bf16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -154,9 +156,6 @@ def mm_bf16(
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cutlass"``, ``"tgv"``, ``"cublaslt"``, ``"tinygemm"``,
         ``"cutile"``, ``"cute-dsl"`` and ``"auto"``, or ``"mma"``; all are the same kernels.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------

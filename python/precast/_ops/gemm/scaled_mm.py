@@ -12,6 +12,7 @@ from precast._op.export import Export, op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._fp8 import MMA
 from precast._ops.gemm._plain import (
+    TACTIC,
     any_backend,
     backends,
     check_choice,
@@ -275,7 +276,7 @@ def _scaled_template(has_bias: bool) -> TraceTemplate:
 
 @precast_api(trace=by_form(_has_bias, _scaled_template, [False, True]))
 @op("scaled_gemm")
-@documented(_SCALED)
+@documented(_SCALED, TACTIC)
 def scaled_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -312,9 +313,6 @@ def scaled_mm(
     out : torch.Tensor, optional
         ``[m, n]`` of ``out_dtype``; stride 1 in the last dimension. Shares no memory with the
         others. Default: a new tensor.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------
@@ -360,7 +358,7 @@ def scaled_mm(
     backends=backends("scaled_gemm", "cudnn", "cublas", "cutlass", "cute-dsl"),
     heuristic=any_backend,
 )
-@documented(_SCALED)
+@documented(_SCALED, TACTIC)
 def bmm_fp8(
     A: torch.Tensor,
     B: torch.Tensor,
@@ -396,9 +394,6 @@ def bmm_fp8(
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cublas"``, ``"cutlass"``, ``"cute-dsl"`` and
         ``"auto"``, or ``"mma"``; all are the same kernels.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------
@@ -439,7 +434,7 @@ def bmm_fp8(
     ),
     heuristic=any_backend,
 )
-@documented(_SCALED)
+@documented(_SCALED, TACTIC)
 def mm_fp8(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -472,9 +467,6 @@ def mm_fp8(
     backend : str
         One of FlashInfer's, ``"trtllm_low_latency"``, ``"cutedsl_low_latency"``, ``"cublas"``,
         ``"cudnn"``, ``"cutlass"`` and ``"auto"``, or ``"mma"``; all are the same kernels.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------
@@ -521,7 +513,7 @@ def _fill(made: dict[str, Any]) -> None:
     )
 )
 @op("scaled_gemm")
-@documented(_SCALED)
+@documented(_SCALED, TACTIC)
 def grouped_mm_fp8(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -559,9 +551,6 @@ def grouped_mm_fp8(
         The dtype of a new ``out``.
     backend : str
         ``"cudnn"``, FlashInfer's, or ``"mma"``; both are the same kernels.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------

@@ -10,6 +10,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._plain import (
+    TACTIC,
     check_rows,
     check_sizes,
     check_weight,
@@ -145,7 +146,7 @@ _USUAL: list[_Form] = [(True, False), (True, True), (False, False)]
 
 @precast_api(trace=by_form(_form, _template, _USUAL))
 @op("gemm")
-@documented(GROUPS)
+@documented(GROUPS, TACTIC)
 def segment_gemm(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -182,9 +183,6 @@ def segment_gemm(
     out : torch.Tensor, optional
         ``[rows, d_out]``, bfloat16, float16 or float32; stride 1 in the last dimension. Rows of no
         segment are not written. Default: a new tensor of the dtype of ``x``, zero in such rows.
-    tactic : int
-        The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-        fastest.
 
     Returns
     -------
