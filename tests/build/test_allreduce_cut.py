@@ -9,25 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from build_support import ROOT, run
-
-from precast._jit.toolchain import find_toolchain
+from build_support import run
+from host_programs import SANITIZED, compiled, with_change
 
 SOURCE = Path(__file__).with_name("allreduce_cut.cpp")
 HEADER = "precast/comm/allreduce_cut.cuh"
 
 
-def compiled(folder: Path, *include: Path) -> Path:
-    program = folder / "allreduce_cut"
-    words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]
-    words += [f"-I{path}" for path in (*include, ROOT / "include")]
-    words += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
-    run([find_toolchain().host_compiler, *words, "-o", program, SOURCE])
-    return program
-
-
 def test_every_row_fits(tmp_path: Path) -> None:
-    assert run([compiled(tmp_path)]).strip() == "all cuts fit"
+    assert run([compiled(tmp_path, SOURCE, *SANITIZED)]).strip() == "all cuts fit"
 
 
 # Each change breaks the header at a point that one check of the program is for.
@@ -41,11 +31,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_wrong_cut_is_found(what: str, tmp_path: Path) -> None:
-    text = (ROOT / "include" / HEADER).read_text(encoding="utf-8")
-    before, after = BROKEN[what]
-    assert text.count(before) == 1
-    header = tmp_path / HEADER
-    header.parent.mkdir(parents=True)
-    header.write_text(text.replace(before, after), encoding="utf-8")
-    said = run([compiled(tmp_path, tmp_path)], fails=True)
+    include = with_change(tmp_path, HEADER, *BROKEN[what])
+    program = compiled(tmp_path, SOURCE, *SANITIZED, include=include)
+    said = run([program], fails=True)
     assert said.startswith("line "), said

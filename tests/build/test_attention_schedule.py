@@ -12,24 +12,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import host_programs
 import pytest
-from build_support import ROOT, run, some
-
-from precast._jit.toolchain import find_toolchain
+from build_support import run, some
+from host_programs import HEADERS, SANITIZED
 
 SOURCE = Path(__file__).with_name("attention_schedule.cpp")
 LIMITS = SOURCE.with_name("attention_limits.cpp")
-SANITIZED = "-fsanitize=undefined", "-fno-sanitize-recover=all"
-HEADERS = ROOT / "include"
 CASES = 3000
 
 
 def compiled(folder: Path, *flags: str, include: Path = HEADERS, source: Path = SOURCE) -> Path:
-    program = folder / source.stem
-    compiler = find_toolchain().host_compiler
-    words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{include}", *flags]
-    run([compiler, *words, "-o", program, source])
-    return program
+    return host_programs.compiled(folder, source, *flags, include=include)
 
 
 def test_random_batches(tmp_path: Path) -> None:

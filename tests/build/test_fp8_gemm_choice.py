@@ -10,29 +10,22 @@ import os
 from pathlib import Path
 
 import pytest
-from build_support import ROOT, run
+from build_support import run
+from host_programs import SANITIZED, compiled, with_change
 
-from precast._jit.toolchain import find_toolchain
 from precast._ops.gemm._fp8 import CHOICES
 
 SOURCE = Path(__file__).with_name("fp8_gemm_choice.cpp")
-HEADER = Path("precast/gemm/sm90/choose.cuh")
-SANITIZED = "-fsanitize=undefined", "-fno-sanitize-recover=all"
+HEADER = "precast/gemm/sm90/choose.cuh"
 PROBLEMS = 2000
-
-
-def compiled(folder: Path, *include: Path) -> Path:
-    program = folder / SOURCE.stem
-    words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *SANITIZED]
-    folders = [f"-I{path}" for path in (*include, ROOT / "include")]
-    run([find_toolchain().host_compiler, *words, *folders, "-o", program, SOURCE])
-    return program
 
 
 def test_random_problems(tmp_path: Path) -> None:
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(2), "little"))
     print(f"PRECAST_TEST_SEED={seed}")
-    assert run([compiled(tmp_path), PROBLEMS, seed]).startswith(f"{CHOICES} choices, ")
+    assert run([compiled(tmp_path, SOURCE, *SANITIZED), PROBLEMS, seed]).startswith(
+        f"{CHOICES} choices, "
+    )
 
 
 # Each change breaks the header at a point that one check of the program is for.
@@ -51,10 +44,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_the_program_notices(what: str, tmp_path: Path) -> None:
-    before, after = BROKEN[what]
-    text = (ROOT / "include" / HEADER).read_text()
-    assert text.count(before) == 1, before
-    header = tmp_path / HEADER
-    header.parent.mkdir(parents=True)
-    header.write_text(text.replace(before, after))
-    run([compiled(tmp_path, tmp_path), PROBLEMS, 5], fails=True)
+    include = with_change(tmp_path, HEADER, *BROKEN[what])
+    program = compiled(tmp_path, SOURCE, *SANITIZED, include=include)
+    run([program, PROBLEMS, 5], fails=True)
