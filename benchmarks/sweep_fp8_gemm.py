@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from precast._ops.gemm._fp8 import CHOICES
-from precast._ops.gemm.fp8_gemm import _GEMM
+from precast._ops.gemm.fp8_gemm import _GEMM_SM90
 
 #: Columns and depth of weights.
 WEIGHTS = (
@@ -100,11 +100,11 @@ def sweep_shape(m: int, n: int, k: int, choices: Sequence[int]) -> dict[str, Any
     choices = [c for c in choices if reads[c] <= MOST_READ * min(reads.values())]
     # In a random order, because clocks change.
     for choice in random.sample(choices, len(choices)):
-        _GEMM.launch(*copies[0], True, True, 1, choice)
+        _GEMM_SM90.launch(*copies[0], True, True, 1, choice)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for copy in copies:
-                _GEMM.launch(*copy, True, True, 1, choice)
+                _GEMM_SM90.launch(*copy, True, True, 1, choice)
         replay(graph, len(copies))
         us[choice] = replay(graph, len(copies))
         if us[choice] < HOPELESS * min(us.values()):

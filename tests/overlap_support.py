@@ -216,8 +216,8 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
-    for name in [name for name in found if name.endswith("_mma")]:  # The same of GEMMs.
-        hopper = kernels()[name.removesuffix("_mma")]
+    for name in [name for name in found if name.endswith("fp8_nt_groupwise")]:  # The same.
+        hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
     mla = kernels()["run_mla_sm90"]

@@ -84,8 +84,8 @@ def valid_calls() -> dict[str, list[Args]]:
             make()()
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
-    for name in [name for name in calls if name.endswith("_mma")]:  # Those for Hopper, alike.
-        calls[name.removesuffix("_mma")] = calls[name]
+    for name in [name for name in calls if name.endswith("fp8_nt_groupwise")]:
+        calls[f"{name}_sm90"] = calls[name]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
 

@@ -252,10 +252,10 @@ def test_tiles_of_the_kernels_for_every_gpu() -> None:
 @pytest.mark.parametrize("hopper", [False, True])
 def test_which_kernels_run(backend: str, hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fp8, "is_hopper", lambda device: hopper)
-    both = fp8_gemm._GEMM, fp8_gemm._GEMM_MMA
+    both = fp8_gemm._GEMM, fp8_gemm._GEMM_SM90
     a = problem(1, 8, 16)["a"]
     assert _fp8.chosen(both, a, backend).op == (
-        "fp8_gemm" if hopper and backend == "cutlass" else "fp8_gemm_mma"
+        "fp8_gemm_sm90" if hopper and backend == "cutlass" else "fp8_gemm"
     )
 
 

@@ -156,22 +156,23 @@ def exports(
     choices: Collection[int] = range(CHOICES),
     **options: Any,
 ) -> tuple[Export, Export]:
-    """Return a function's export of the kernels for Hopper, and that of those for every GPU.
+    """Return a function's export of the kernels for every GPU, and that of those for Hopper.
 
     ``check`` takes the legal choices as ``choices``, as :func:`check_product` does.
     """
-    of_sm90, of_mma = (
-        functools.partial(check, choices=legal) for legal in (choices, range(MMA_TILES))
+    of_every, of_sm90 = (
+        functools.partial(check, choices=legal) for legal in (range(MMA_TILES), choices)
     )
+    hopper = f"{name}_sm90"
     return (
-        Export("fp8_gemm", name, declaration, check=of_sm90, **options),
-        Export("fp8_gemm_mma", f"{name}_mma", declaration, check=of_mma, function=name, **options),
+        Export("fp8_gemm", name, declaration, check=of_every, **options),
+        Export("fp8_gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
     )
 
 
 def chosen(both: tuple[Export, Export], a: torch.Tensor, backend: str) -> Export:
     """Of what :func:`exports` returns, the one for the GPU of ``a``, or that of the backend."""
-    return both[0 if backend != MMA and is_hopper(a.device) else 1]
+    return both[1 if backend != MMA and is_hopper(a.device) else 0]
 
 
 def scale_layout(

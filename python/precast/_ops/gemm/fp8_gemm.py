@@ -68,7 +68,7 @@ def _mode(a_scale_k_major: bool, b_scale_k_major: bool) -> str | None:
 
 #: ``choice`` is -1: the choice of the launcher; or, for Hopper, a tile and a kind of cluster
 #: (``sm90/choose.cuh``), else a tile (``gemm_tiles.cuh``).
-_GEMM, _GEMM_MMA = exports(
+_GEMM, _GEMM_SM90 = exports(
     "gemm_fp8_nt_groupwise",
     "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32 b_scale:f32 out!:T=bf16|f16|f32[m,n] a_scale_k_major:bool "
     "b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
@@ -146,7 +146,7 @@ _TRACE = by_form(_form, _template, _USUAL)
 
 
 @precast_api(trace=_TRACE)
-@op("fp8_gemm_mma")
+@op("fp8_gemm")
 def gemm_fp8_nt_groupwise(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -246,7 +246,7 @@ def gemm_fp8_nt_groupwise(
     )
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[0], dtype=out_dtype or torch.bfloat16)
-    export = chosen((_GEMM, _GEMM_MMA), a, backend)
+    export = chosen((_GEMM, _GEMM_SM90), a, backend)
     export.launch(a, b, a_scale, b_scale, out, *layout, choice)
     return out
 

@@ -325,7 +325,7 @@ def _template(
         batched=False,
     )
 )
-@op("fp8_gemm_mma")
+@op("fp8_gemm")
 @documented(gemm_fp8_nt_groupwise, _GROUPS)
 def group_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -399,7 +399,7 @@ def group_deepgemm_fp8_nt_groupwise(
         batched=True,
     )
 )
-@op("fp8_gemm_mma")
+@op("fp8_gemm")
 @documented(group_deepgemm_fp8_nt_groupwise, _GROUPS)
 def batch_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -482,7 +482,7 @@ def batch_deepgemm_fp8_nt_groupwise(
         k_major=False,
     )
 )
-@op("fp8_gemm_mma")
+@op("fp8_gemm")
 @documented(group_deepgemm_fp8_nt_groupwise, _GROUPS)
 def group_gemm_fp8_nt_groupwise(
     a: torch.Tensor,
