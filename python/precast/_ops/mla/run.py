@@ -152,11 +152,20 @@ def parts(
                 f"{columns - width} as in plan(), got shape {[*both.shape]}"
             )
         both = both[..., :width], both[..., width:]
-    elif not isinstance(both, tuple) or len(both) != 2:
-        raise TypeError(
-            f"{w._name}.run: {name} must be a torch.Tensor or a tuple of two, got "
-            f"{type(both).__name__}"
-        )
+    else:
+        if not isinstance(both, tuple):
+            raise TypeError(
+                f"{w._name}.run: {name} must be a torch.Tensor or a tuple of two, got "
+                f"{type(both).__name__}"
+            )
+        pairs = [part for part in both if isinstance(part, tuple)]
+        if len(both) == 2 and len(pairs) == 1:  # Beside one tensor of the same numbers.
+            both, pairs = pairs[0], []
+        if len(both) != 2 or pairs:
+            raise ValueError(
+                f"{w._name}.run: {name} must be a torch.Tensor or a tuple of two, got a tuple of "
+                f"{', '.join(type(part).__name__ for part in both)}"
+            )
     compressed, rotary = both
     for part, tensor in zip(names, both):
         if not (isinstance(tensor, torch.Tensor) or (part == names[1] and tensor is None)):
