@@ -54,12 +54,10 @@ def check_contract(
     ``lse`` are ``return_lse``, ``lse`` and ``return_lse_base_on_e``.
     """
     contract = w._contract
-    if lse[0] is False and lse[1] is None and lse[2] is False:
-        lse_mode = "none"
-    else:
+    if not (type(lse[0]) is type(lse[2]) is bool) or lse[1] is not None:
         names = ("return_lse", "lse", "return_lse_base_on_e")
         type(w)._run_arguments.check(dict(zip(names, lse)))
-        lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
+    lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
     is_dynamic = contract.is_flat_csr and contract.lse_mode == "none"
     if lse_mode != contract.lse_mode and not is_dynamic:
         _raise_contract(w, "lse_mode", contract.lse_mode, f"a run with {lse_mode!r}")
@@ -240,6 +238,8 @@ def _factors(
 
 
 def _positive(name: str, option: str, scale: Any) -> tuple[float, torch.Tensor | None]:
+    if type(scale) is float and POSITIVE.least <= scale <= POSITIVE.most:
+        return scale, None  # Why first: each layer of a model comes here.
     number, tensor = split_scale(name, option, scale)
     if tensor is None:
         check_number(f"{name}.run", option, number, POSITIVE)
