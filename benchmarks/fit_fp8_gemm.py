@@ -54,7 +54,7 @@ class Sweep(NamedTuple):
 
 
 class Model:
-    """``fp8_gemm_clocks()`` of choose.cuh."""
+    """``sm90_gemm_clocks()`` of choose.cuh."""
 
     def __init__(self, folder: Path) -> None:
         library = folder / "clocks.so"

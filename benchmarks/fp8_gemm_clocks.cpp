@@ -20,7 +20,7 @@ extern "C" void clocks_of_choices(const double* costs, int sms, const int* probl
                                     problems[1],        problems[2], sms};
     for (int number = 0; number < kNumFp8Choices; ++number) {
       const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
-      *clocks++ = is_legal(choice, problem.kind) ? fp8_gemm_clocks(choice, problem, given) : -1.0;
+      *clocks++ = is_legal(choice, problem.kind) ? sm90_gemm_clocks(choice, problem, given) : -1.0;
     }
   }
 }

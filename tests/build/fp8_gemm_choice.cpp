@@ -30,7 +30,7 @@ static void check_places(const Fp8GemmChoice& choice, const Fp8GemmProblem& prob
   const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
   const int tokens = choice.shape().tokens(), weights = choice.shape().weights();
   const int rows = ceil_div(problem.tokens, tokens), columns = ceil_div(problem.columns, weights);
-  const int band = fp8_gemm_band(choice, units.tokens, problem.sms);
+  const int band = sm90_gemm_band(choice, units.tokens, problem.sms);
   REQUIRE(band >= 1 && band <= units.tokens);
   const ClusterUse use = choice.clusters().use;
   const int down = use == ClusterUse::shares_b ? 2 : 1, right = use == ClusterUse::shares_a ? 2 : 1;
@@ -73,10 +73,10 @@ int main(int argc, char** argv) {
     problem.columns = 8 * (1 + below(2048));
     problem.depth = 16 * (1 + below(1024));
     problem.sms = below(4) == 0 ? 1 + below(160) : 132;
-    const Fp8GemmChoice best = choose_fp8_gemm(problem);
+    const Fp8GemmChoice best = choose_sm90_gemm<Fp8GemmChoice>(problem);
     REQUIRE(is_legal(best, problem.kind));
     REQUIRE(best.clocks > 0);
-    REQUIRE(best.number() == choose_fp8_gemm(problem).number());
+    REQUIRE(best.number() == choose_sm90_gemm<Fp8GemmChoice>(problem).number());
     for (int number = 0; number < kNumFp8Choices; ++number) {
       const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
       if (!is_legal(choice, problem.kind)) continue;
@@ -84,12 +84,12 @@ int main(int argc, char** argv) {
       REQUIRE(use != ClusterUse::shares_b || problem.kind != TokenGroups::blocks);
       REQUIRE(choice.shape().tokens() <= kFp8Block || problem.kind != TokenGroups::blocks);
       REQUIRE(use != ClusterUse::splits_k || problem.kind == TokenGroups::equal);
-      REQUIRE(best.clocks <= fp8_gemm_clocks(choice, problem));
+      REQUIRE(best.clocks <= sm90_gemm_clocks(choice, problem));
       if (number % 7 == g_problem % 7) check_places(choice, problem);
     }
     Fp8GemmProblem more = problem;
     more.tokens += 1 + below(512);
-    REQUIRE(choose_fp8_gemm(more).clocks >= best.clocks);
+    REQUIRE(choose_sm90_gemm<Fp8GemmChoice>(more).clocks >= best.clocks);
   }
   std::printf("%d choices, %d tiles\n", kNumFp8Choices, kNumFp8Tiles);
   return 0;

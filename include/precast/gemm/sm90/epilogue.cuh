@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a tile of block-scaled GEMM for sm_90a: the sums are rounded once and written.
+// The epilogue of a tile of GEMM for sm_90a: a bias is added to the sums, if there is one; they are
+// rounded once and written.
 //
 // Registers go to global memory directly, 16 bytes at once, after an exchange between the lanes
 // that hold a row's columns. Why not by TMA through shared memory: the buffer would take the place
@@ -20,7 +21,7 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename T, typename Tile>
+template <typename T, typename Tile, typename Params = Sm90GemmParams>
 class Fp8GemmEpilogue {
   using Acc = float[Tile::kColumns / 2];
   static constexpr bool kIsFloat = sizeof(T) == 4;
@@ -31,8 +32,7 @@ class Fp8GemmEpilogue {
 
  public:
   // `row` is the lane's first row of the tile.
-  __device__ __forceinline__ Fp8GemmEpilogue(const Sm90GemmParams& params, const GemmTile& tile,
-                                             int row)
+  __device__ __forceinline__ Fp8GemmEpilogue(const Params& params, const GemmTile& tile, int row)
       : params_(params), p_(params.p), tile_(tile), row_(row) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
@@ -129,6 +129,7 @@ class Fp8GemmEpilogue {
       if (n > 1 && group % n != first) continue;
       Pairs pairs;
       load(group, pairs);
+      if constexpr (Params::kHasBias) add_bias(group, pairs);
       if constexpr (Tile::kSwapped) {
         write_swapped_group(group, pairs);
       } else {
@@ -150,7 +151,13 @@ class Fp8GemmEpilogue {
         for (int j = 0; j < 4; ++j) {
           const int at = column + 8 * j + 2 * q;
           const float2 x = pairs[2 * j + half];
-          if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
+          if (!exists || at >= p_.columns) continue;
+          if (has_vectors()) {
+            *reinterpret_cast<float2*>(place(token, at)) = x;
+          } else {
+            *place(token, at) = x.x;
+            if (at + 1 < p_.columns) *place(token, at + 1) = x.y;
+          }
         }
       } else {
         uint32_t words[4];
@@ -195,15 +202,57 @@ class Fp8GemmEpilogue {
   __device__ __forceinline__ void write_words(uint32_t (&words)[4], int token, bool exists,
                                               int column) const {
     transpose_in_quad(words);
-    if (exists && column < p_.columns) {
-      *reinterpret_cast<uint4*>(place(token, column)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+    if (!exists || column >= p_.columns) return;
+    T* const to = place(token, column);
+    if (has_vectors()) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+      return;
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
+      if (column + i < p_.columns) reinterpret_cast<uint16_t*>(to)[i] = uint16_t(bits);
+    }
+  }
+
+  // Whether a lane's eight columns are 16 bytes that can be written at once.
+  __device__ __forceinline__ bool has_vectors() const {
+    if constexpr (Params::kHasAnyRows) return params_.has_vector_rows;
+    return true;
+  }
+
+  // Adds the bias to the sums of a group of columns, as write_group() has them.
+  __device__ __forceinline__ void add_bias(int group, Pairs& pairs) const {
+    if (p_.bias == nullptr) return;
+    const int q = threadIdx.x % 4;
+    if constexpr (Tile::kSwapped) {
+      const float of_row[2] = {bias(tile_.column + row_), bias(tile_.column + row_ + 8)};
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        pairs[i].x += of_row[i % 2];
+        pairs[i].y += of_row[i % 2];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPairs / 2; ++j) {
+        const int column = tile_.column + 32 * group + 8 * j + 2 * q;
+        const float x = bias(column), y = bias(column + 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          pairs[2 * j + half].x += x;
+          pairs[2 * j + half].y += y;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ float bias(int column) const {
+    using Bias = typename Params::Bias;
+    return column < p_.columns ? to_float(static_cast<const Bias*>(p_.bias)[column]) : 0.0f;
   }
 
   __device__ __forceinline__ bool has_token(int token) const {
     if (token >= tile_.token_end) return false;
-    return p_.kind != TokenGroups::blocks || p_.group_info[token] == tile_.b_group;
+    return p_.kind != TokenGroups::blocks || group_number(p_, token) == tile_.b_group;
   }
 
   __device__ __forceinline__ T* place(int token, int column) const {
@@ -211,8 +260,8 @@ class Fp8GemmEpilogue {
            token * p_.out_row_stride + column;
   }
 
-  const Sm90GemmParams& params_;
-  const Fp8GemmParams& p_;
+  const Params& params_;
+  const decltype(Params::p)& p_;
   const GemmTile& tile_;
   const int row_;
 };

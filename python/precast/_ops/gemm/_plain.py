@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the products of the kernels for every GPU share: layouts of operands, and their checks.
+"""What the products share whose scales are those of rows: layouts of operands, and their checks.
 
 The checks are those of reference mode, in the words of the bindings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+from precast._base.device import is_hopper
 from precast._base.torch import torch
 from precast._op.decorators import served_by
+from precast._op.export import Export
 from precast._ops.gemm._fp8 import MAX_DEPTH, MAX_ROWS, MMA, MMA_TILES, ROW_BYTES
 
 #: Dtypes of outputs.
@@ -22,9 +25,15 @@ TACTIC = """
 Parameters
 ----------
 tactic : int
-    The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-    fastest.
+    The number of a tile, for measurements; those of Hopper's kernels are others. Default: -1, what
+    the launcher expects to be the fastest.
 """
+
+#: Pairs of a tile and a kind of cluster of the kernels for Hopper, and kinds of clusters:
+#: ``Gemm16Choice::kChoices`` of ``gemm16_choose.cuh``.
+CHOICES, CLUSTERS = 48, 6
+#: The choices whose CTAs do not split the depth: groups of rows have these.
+UNSPLIT = tuple(choice for choice in range(CHOICES) if choice % CLUSTERS < 3)
 
 
 def _is_copied(size: int, stride: int, itemsize: int) -> bool:
@@ -75,9 +84,14 @@ def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool 
 
 
 def check_sizes(
-    export: str, name: str, a: torch.Tensor, out: torch.Tensor, tactic: int = -1
+    export: str,
+    name: str,
+    a: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int = -1,
+    tactics: Collection[int] = range(MMA_TILES),
 ) -> None:
-    """Raise unless a kernel can compute a product of these sizes with the tile."""
+    """Raise unless a kernel can compute a product of these sizes with one of the tactics."""
     vector, depth = ROW_BYTES // a.element_size(), a.shape[-1]
     if depth % vector or depth > MAX_DEPTH:
         raise ValueError(
@@ -92,8 +106,13 @@ def check_sizes(
             raise ValueError(
                 f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
             )
-    if not -1 <= tactic < MMA_TILES:
-        raise ValueError(f"{export}: tactic must be -1 or a tile below {MMA_TILES}, got {tactic}")
+    if tactic != -1 and tactic not in tactics:
+        legal = (
+            f"a tile below {MMA_TILES}"
+            if len(tactics) == MMA_TILES
+            else f"a tile and cluster for this kind of tokens below {CHOICES}"
+        )
+        raise ValueError(f"{export}: tactic must be -1 or {legal}, got {tactic}")
     check_rows(export, name, a)
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise ValueError(
@@ -144,3 +163,55 @@ def fill_starts(starts: torch.Tensor, rows: int) -> None:
     """Write the starts of groups of equal sizes, for a generated call of a trace."""
     groups = len(starts) - 1
     starts.copy_(starts.new_tensor([rows * i // groups for i in range(groups + 1)]))
+
+
+def exports(
+    name: str,
+    declaration: str,
+    check: Callable[..., None],
+    tactics: Collection[int] = range(CHOICES),
+    **options: Any,
+) -> tuple[Export, Export]:
+    """Return a function's export of the kernels for every GPU, and that of those for Hopper.
+
+    ``check`` takes the legal tactics as ``tactics``, as :func:`check_sizes` does.
+    """
+    of_every, of_sm90 = (
+        functools.partial(check, tactics=legal) for legal in (range(MMA_TILES), tactics)
+    )
+    hopper = f"{name}_sm90"
+    return (
+        Export("gemm", name, declaration, check=of_every, **options),
+        Export("gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
+    )
+
+
+def chosen(
+    both: tuple[Export, Export],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    has_rows: bool = False,
+    backend: str = "",
+) -> Export:
+    """Of what :func:`exports` returns, the one whose kernels compute the call.
+
+    Parameters
+    ----------
+    b : torch.Tensor
+        Weights ``[.., depth, columns]``, or ``[.., columns, depth]`` if ``has_rows``.
+    """
+    hopper = backend != MMA and is_hopper(a.device) and _suits_tma(a, b, has_rows)
+    return both[1 if hopper else 0]
+
+
+def _suits_tma(a: torch.Tensor, b: torch.Tensor, has_rows: bool) -> bool:
+    """Whether the kernels for Hopper can copy the operands, if these are legal at all."""
+    if a.dim() < 2 or b.dim() < 2:
+        return False
+    depth, columns = (-1, -2) if has_rows else (-2, -1)
+    return (
+        a.shape[-1] > 0
+        and (a.shape[-2] <= 1 or a.stride(-2) > 0)
+        and b.stride(depth) == 1
+        and (b.shape[columns] <= 1 or b.stride(columns) > 0)
+    )
