@@ -33,6 +33,7 @@ from precast._plan.gemm_costs import SOURCE, costs
 ROOT = Path(__file__).resolve().parents[1]
 #: The clock of an H200 at which the costs are counted, in MHz, and its multiprocessors.
 MHZ, SMS = 1755.0, 132
+OP = "fp8_gemm_sm90"
 #: Costs that follow from the hardware and are not fitted.
 FIXED = ("shared_bytes",)
 #: Choices within this factor of the best one count in the error of the expected times.
@@ -147,8 +148,8 @@ def main() -> None:
     sweep = load(args.files, model.choices)
     held = np.random.default_rng(1).permutation(len(sweep.us)) % 3 == 0
     fitted, unseen = sweep.part(~held), sweep.part(held)
-    names = [name for name, numbers in costs().items() for _ in numbers]
-    start = np.array([number for numbers in costs().values() for number in numbers])
+    names = [name for name, numbers in costs(OP).items() for _ in numbers]
+    start = np.array([number for numbers in costs(OP).values() for number in numbers])
     report("as it is", model, start, sweep)
     free = [i for i, name in enumerate(names) if name not in FIXED]
     tried = [fit(model, fitted, start, free, args.steps, seed) for seed in range(args.starts)]
@@ -169,7 +170,7 @@ def main() -> None:
         )
     path = ROOT / SOURCE
     text = path.read_text()
-    for name, old in costs().items():
+    for name, old in costs(OP).items():
         numbers = [float(value) for value, its in zip(values, names, strict=True) if its == name]
         written = str(numbers if len(old) > 1 else numbers[0])
         print(f"{name} = {written}")

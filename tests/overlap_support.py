@@ -216,10 +216,10 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
-    for name in [name for name in found if name.endswith("fp8_nt_groupwise")]:  # The same.
-        hopper = kernels()[f"{name}_sm90"]
-        assert isinstance(hopper, Export)
-        found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
+    for hopper in kernels().values():  # The same.
+        if hopper.op in ("fp8_gemm_sm90", "gemm_sm90"):
+            assert isinstance(hopper, Export)
+            found[hopper.name] = [Call(hopper, call.values) for call in found[hopper.function]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the block-scaled GEMM for sm_90a chooses and places its tiles, for random problems:
+// How the GEMMs for sm_90a choose and place their tiles, for random problems:
 //
 // - each tile of the output is computed by one CTA, and no other is, but for the second tile of a
 //   pair that shares an operand
 // - the choice is legal, is that of the fewest expected clocks, and is always the same
 // - more tokens are never expected to take less time
 //
-// Usage: fp8_gemm_choice <problems> <seed>; prints the number of choices.
-#include "precast/gemm/sm90/choose.cuh"
+// Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices.
+#include "precast/gemm/sm90/gemm16_choose.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -26,7 +26,8 @@ using namespace precast;
 
 static int g_problem;
 
-static void check_places(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem) {
+template <typename Choice>
+static void check_places(const Choice& choice, const Fp8GemmProblem& problem) {
   const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
   const int tokens = choice.shape().tokens(), weights = choice.shape().weights();
   const int rows = ceil_div(problem.tokens, tokens), columns = ceil_div(problem.columns, weights);
@@ -51,18 +52,24 @@ static void check_places(const Fp8GemmChoice& choice, const Fp8GemmProblem& prob
   for (const int count : times) REQUIRE(count == 1);
 }
 
-int main(int argc, char** argv) {
-  const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
-  std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  for (int number = 0; number < kNumFp8Choices; ++number) {
-    REQUIRE(Fp8GemmChoice::of(number).number() == number);
-    const Fp8TileShape& tile = Fp8GemmChoice::of(number).shape();
+// What the scales of blocks need of the tiles.
+static void check_scales() {
+  for (int number = 0; number < kNumFp8Tiles; ++number) {
+    const Fp8TileShape& tile = kFp8Tiles[number];
     // Columns of a tile are in at most two blocks of 128, whose scales a stage has.
     for (int column = 0; column < 1024; column += tile.weights()) {
       REQUIRE((column + tile.weights() - 1) / kFp8Block - column / kFp8Block <= 1);
     }
     REQUIRE(!tile.swapped || kFp8Block % tile.weights() == 0);
+  }
+}
+
+template <typename Choice>
+static void check_choices(int problems, unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int number = 0; number < Choice::kChoices; ++number) {
+    REQUIRE(Choice::of(number).number() == number);
   }
   for (g_problem = 0; g_problem < problems; ++g_problem) {
     const bool few = below(2) == 0;
@@ -73,12 +80,12 @@ int main(int argc, char** argv) {
     problem.columns = 8 * (1 + below(2048));
     problem.depth = 16 * (1 + below(1024));
     problem.sms = below(4) == 0 ? 1 + below(160) : 132;
-    const Fp8GemmChoice best = choose_sm90_gemm<Fp8GemmChoice>(problem);
+    const Choice best = choose_sm90_gemm<Choice>(problem);
     REQUIRE(is_legal(best, problem.kind));
     REQUIRE(best.clocks > 0);
-    REQUIRE(best.number() == choose_sm90_gemm<Fp8GemmChoice>(problem).number());
-    for (int number = 0; number < kNumFp8Choices; ++number) {
-      const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+    REQUIRE(best.number() == choose_sm90_gemm<Choice>(problem).number());
+    for (int number = 0; number < Choice::kChoices; ++number) {
+      const Choice choice = Choice::of(number);
       if (!is_legal(choice, problem.kind)) continue;
       const ClusterUse use = choice.clusters().use;
       REQUIRE(use != ClusterUse::shares_b || problem.kind != TokenGroups::blocks);
@@ -89,8 +96,16 @@ int main(int argc, char** argv) {
     }
     Fp8GemmProblem more = problem;
     more.tokens += 1 + below(512);
-    REQUIRE(choose_sm90_gemm<Fp8GemmChoice>(more).clocks >= best.clocks);
+    REQUIRE(choose_sm90_gemm<Choice>(more).clocks >= best.clocks);
   }
-  std::printf("%d choices, %d tiles\n", kNumFp8Choices, kNumFp8Tiles);
+}
+
+int main(int argc, char** argv) {
+  const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
+  const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u;
+  check_scales();
+  check_choices<Fp8GemmChoice>(problems, seed);
+  check_choices<Gemm16Choice>(problems, seed);
+  std::printf("%d and %d choices\n", Fp8GemmChoice::kChoices, Gemm16Choice::kChoices);
   return 0;
 }

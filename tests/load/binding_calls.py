@@ -84,10 +84,25 @@ def valid_calls() -> dict[str, list[Args]]:
             make()()
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
-    for name in [name for name in calls if name.endswith("fp8_nt_groupwise")]:
-        calls[f"{name}_sm90"] = calls[name]
+    for name, kernel in kernels().items():  # The GEMMs of Hopper.
+        if kernel.op == "fp8_gemm_sm90":
+            calls[name] = calls[kernel.function]
+        if kernel.op == "gemm_sm90":
+            calls[name] = [*_column_major(kernel, calls[kernel.function])]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
+
+
+def _column_major(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:
+    """The calls with column-major weights, which the 16-bit GEMM for Hopper takes alone."""
+    names = kernel.parameters
+    at = next(names.index(name) for name in ("b", "B", "weights") if name in names)
+    has_rows = kernel.function not in ("mm_bf16", "bmm_bf16")
+    for args in recorded:
+        if "weight_column_major" in names and not args[names.index("weight_column_major")]:
+            continue
+        weight = args[at] if has_rows else args[at].mT.contiguous().mT
+        yield (*args[:at], weight, *args[at + 1 :])
 
 
 def _mla_for_hopper(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:

@@ -23,6 +23,7 @@ namespace precast {
 
 template <typename T, typename Tile, typename Params = Sm90GemmParams>
 class Fp8GemmEpilogue {
+ protected:
   using Acc = float[Tile::kColumns / 2];
   static constexpr bool kIsFloat = sizeof(T) == 4;
   // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
@@ -36,13 +37,7 @@ class Fp8GemmEpilogue {
       : params_(params), p_(params.p), tile_(tile), row_(row) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
-    write_groups(0, 1, [&](int group, Pairs& pairs) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int at = 2 * (kPairs * group + i);
-        pairs[i] = make_float2(sums[at], sums[at + 1]);
-      }
-    });
+    write_groups(0, 1, [&](int group, Pairs& pairs) { take_pairs(sums, group, pairs); });
   }
 
   // Writes the sum over the CTAs of the cluster. The stages, which begin at `buffer`, have been
@@ -105,7 +100,15 @@ class Fp8GemmEpilogue {
     }
   }
 
- private:
+ protected:
+  static __device__ __forceinline__ void take_pairs(const Acc& sums, int group, Pairs& pairs) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int at = 2 * (kPairs * group + i);
+      pairs[i] = make_float2(sums[at], sums[at + 1]);
+    }
+  }
+
   static __device__ __forceinline__ float4 load_quad(uint32_t address, int rank) {
     float4 quad;
     asm volatile(

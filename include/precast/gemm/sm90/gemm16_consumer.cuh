@@ -9,9 +9,8 @@
 #pragma once
 
 #include "precast/core/sm90/wgmma.cuh"
-#include "precast/gemm/sm90/epilogue.cuh"
+#include "precast/gemm/sm90/gemm16_epilogue.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
-#include "precast/gemm/sm90/tile.cuh"
 
 namespace precast {
 
@@ -43,12 +42,17 @@ class Gemm16Consumer {
 #pragma unroll
       for (float& x : acc) x = 0.0f;
       accumulate(acc);
-      const Fp8GemmEpilogue<T, Tile, Params> epilogue(params_, tile, first_row());
+      const Gemm16Epilogue<T, Tile, Params> epilogue(params_, tile, first_row());
       if (params_.use == ClusterUse::splits_k) {
         epilogue.write_sum_of_cluster(first_place_ << 4, acc);
       } else {
-        epilogue.write(acc);
+        epilogue.write_tile(store_buffers(), acc);
       }
+    }
+    if constexpr (Tile::kBuffers > 0) {
+      // Shared memory stays until TMA has read it.
+      if (elect_lane()) wait_stores_have_read<0>();
+      __syncwarp();
     }
   }
 
@@ -66,6 +70,15 @@ class Gemm16Consumer {
   static __device__ __forceinline__ int first_row() {
     const int warp = threadIdx.x / 32 - 4;
     return 16 * warp + threadIdx.x % 32 / 4;
+  }
+
+  // Those of this warp.
+  __device__ __forceinline__ uint32_t store_buffers() const {
+    if constexpr (Tile::kBuffers > 0) {
+      return shared_address(shared_.out[threadIdx.x / 32 - 4]);
+    } else {
+      return 0;
+    }
   }
 
   __device__ __forceinline__ void accumulate(Acc& acc) {

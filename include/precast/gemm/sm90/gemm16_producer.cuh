@@ -7,9 +7,8 @@
 // has left it, in both CTAs if these share one.
 #pragma once
 
-#include "precast/core/sm90/pipeline.cuh"
+#include "precast/gemm/sm90/gemm16_tile.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
-#include "precast/gemm/sm90/tile.cuh"
 
 namespace precast {
 

@@ -19,8 +19,8 @@ namespace precast {
 
 #if defined(PRECAST_SM)
 
-// kStageExtra are bytes that a stage has besides the operands.
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kStageExtra = 0>
+// kStageExtra are bytes that a stage has besides the operands, kReserved those that no stage has.
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kStageExtra = 0, int kReserved = 0>
 struct Sm90GemmTile {
   static constexpr int kRows = kRowsOf, kColumns = kColumnsOf;
   static constexpr bool kSwapped = kIsSwapped;
@@ -43,7 +43,8 @@ struct Sm90GemmTile {
   static constexpr int kMostStages = 16;
   // The GPU takes 1 KiB for each CTA.
   static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
-  static constexpr int kFitting = (kSharedBytes - 64) / (kStageBytes + kStageExtra + 16);
+  static constexpr int kFitting =
+      (kSharedBytes - kReserved - 64) / (kStageBytes + kStageExtra + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
   static_assert(kRows % 64 == 0 && kColumns % 16 == 0,
@@ -69,12 +70,6 @@ template <typename Tile>
 struct Fp8GemmStorage {
   PipelineBarriers<Tile::kStages> stages;
   alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
-};
-
-// The same of 16-bit operands, which have no scales.
-template <typename Tile>
-struct Gemm16Storage {
-  PipelineBarriers<Tile::kStages> stages;
 };
 
 // Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, then
