@@ -16,6 +16,7 @@ _STRUCTS = {
     "fp8_gemm_sm90": ("Fp8GemmCosts", "block-scaled GEMM"),
     "gemm_sm90": ("Gemm16Costs", "GEMM of 16-bit operands"),
 }
+OPS = tuple(_STRUCTS)
 _NUMBERS = (
     "shared_bytes",
     "fill_bytes",
