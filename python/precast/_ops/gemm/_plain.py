@@ -165,6 +165,12 @@ def fill_starts(starts: torch.Tensor, rows: int) -> None:
     starts.copy_(starts.new_tensor([rows * i // groups for i in range(groups + 1)]))
 
 
+def make_column_major(made: dict[str, Any]) -> None:
+    """Give the weight of a generated call of a trace this layout."""
+    name = "b" if "b" in made else "B"
+    made[name] = made[name].mT.contiguous().mT
+
+
 def exports(
     name: str,
     declaration: str,

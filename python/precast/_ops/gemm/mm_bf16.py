@@ -17,6 +17,7 @@ from precast._ops.gemm._plain import (
     check_weight,
     chosen,
     exports,
+    make_column_major,
 )
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
@@ -121,6 +122,8 @@ def _template(batched: bool, form: _Form) -> TraceTemplate:
         outputs={"result": Tensor([*batch, "num_tokens", "num_columns"], dtype=dtype)},
         reference=bmm_bf16_reference if batched else mm_bf16_reference,
         fixed={} if dtype == "bfloat16" else {"out_dtype": Dtype(dtype)},
+        # Generated calls have both layouts.
+        fill=None if has_bias or dtype != "bfloat16" else make_column_major,
     )
 
 
