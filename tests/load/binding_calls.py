@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
+from overlap_support import column_major
 from wrong_values import wrong_tensors
 
 import precast
@@ -88,21 +89,9 @@ def valid_calls() -> dict[str, list[Args]]:
         if kernel.op == "fp8_gemm_sm90":
             calls[name] = calls[kernel.function]
         if kernel.op == "gemm_sm90":
-            calls[name] = [*_column_major(kernel, calls[kernel.function])]
+            calls[name] = [*column_major(kernel, calls[kernel.function])]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
-
-
-def _column_major(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:
-    """The calls with column-major weights, which the 16-bit GEMM for Hopper takes alone."""
-    names = kernel.parameters
-    at = next(names.index(name) for name in ("b", "B", "weights") if name in names)
-    has_rows = kernel.function not in ("mm_bf16", "bmm_bf16")
-    for args in recorded:
-        if "weight_column_major" in names and not args[names.index("weight_column_major")]:
-            continue
-        weight = args[at] if has_rows else args[at].mT.contiguous().mT
-        yield (*args[:at], weight, *args[at + 1 :])
 
 
 def _mla_for_hopper(kernel: Kernel, recorded: list[Args]) -> Iterator[Args]:

@@ -36,16 +36,6 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Gemm16Ker
 
 #if !defined(__CUDACC_RTC__)
 
-// Whether TMA can write the output.
-template <typename T>
-bool has_box_rows(const GemmParams& p) {
-  const auto fits = [](int64_t size, int64_t stride) {
-    return size <= 1 || (stride > 0 && stride * int64_t(sizeof(T)) % 16 == 0);
-  };
-  return fits(p.tokens, p.out_row_stride) && reinterpret_cast<uint64_t>(p.out) % 16 == 0 &&
-         (p.kind != TokenGroups::equal || fits(p.groups, p.out_group_stride));
-}
-
 template <typename A, typename T, typename Tile>
 cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, int sms,
                                bool enable_pdl, cudaStream_t stream) {
@@ -57,20 +47,10 @@ cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, 
   params.has_vector_rows = p.columns % kVector == 0 && p.out_row_stride % kVector == 0 &&
                            p.out_group_stride % kVector == 0 &&
                            reinterpret_cast<uint64_t>(p.out) % 16 == 0;
-  params.stores_boxes = sizeof(T) == 2 && Tile::kBuffers > 0 && has_box_rows<T>(p) &&
-                        choice.clusters().use != ClusterUse::splits_k;
-  cudaError_t error;
-  if (params.stores_boxes) {
-    TensorMapShape shape;
-    shape.dim(p.columns, 0, kStoreColumns)
-        .dim(p.tokens, p.out_row_stride * sizeof(T), kStoreRows)
-        .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
-    error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
-    if (error != cudaSuccess) return error;
-  }
   const bool has_groups_of_a = p.kind == TokenGroups::equal && params.a_group_step != 0;
-  error = prepare_gemm<Tile>(params, choice, TypeName<A>::value, has_groups_of_a ? p.groups : 1,
-                             params.b_group_step != 0 ? p.weights : 1, sms);
+  cudaError_t error =
+      prepare_gemm<Tile>(params, choice, TypeName<A>::value, has_groups_of_a ? p.groups : 1,
+                         params.b_group_step != 0 ? p.weights : 1, sms);
   if (error != cudaSuccess) return error;
   constexpr int kBytes = Fp8GemmBuffers<Tile, Gemm16Storage<Tile>>::kBytes;
   static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");

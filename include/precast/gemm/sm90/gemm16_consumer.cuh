@@ -4,8 +4,9 @@
 //
 //   acc += A B                      wgmma over 64 of the depth for each stage
 //
-// The wgmma of a stage are started before those of the last one are complete, so that the tensor
-// cores always have some; then the last stage is given back.
+// The tensor cores have the wgmma of the other warpgroup while this one gives a stage back and
+// starts the next. Why not to start the next one before: a stage that is not full yet would keep
+// this warpgroup from giving back the one before it, and the producers have no other.
 #pragma once
 
 #include "precast/core/sm90/wgmma.cuh"
@@ -49,11 +50,6 @@ class Gemm16Consumer {
         epilogue.write_tile(store_buffers(), acc);
       }
     }
-    if constexpr (Tile::kBuffers > 0) {
-      // Shared memory stays until TMA has read it.
-      if (elect_lane()) wait_stores_have_read<0>();
-      __syncwarp();
-    }
   }
 
  private:
@@ -95,9 +91,9 @@ class Gemm16Consumer {
 #pragma unroll 1
     for (--left; left > 0; --left) {
       if (!is_full) shared_.stages.wait_full(at, "a full stage");
-      multiply(first, at, acc);
-      wgmma_wait_group<1>();
+      wgmma_wait_group<0>();
       release(last);
+      multiply(first, at, acc);
       last = at;
       at.advance();
       is_full = test_full(at);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of GEMM of 16-bit operands for sm_90a, and what the warps of a CTA share: the stages,
-// as tile.cuh says, and a buffer of each consumer warp for what TMA writes.
+// as tile.cuh says, and a buffer of each consumer warp for its outputs.
 #pragma once
 
 #include "precast/gemm/sm90/tile.cuh"
@@ -9,7 +9,7 @@ namespace precast {
 
 #if defined(PRECAST_SM)
 
-// What a warp writes at a time: 16 rows of 64 columns of 16 bits, swizzled over 128 bytes.
+// What a warp writes at a time: 16 rows of 64 columns of 16 bits.
 constexpr int kStoreRows = 16, kStoreColumns = 64, kStoreBytes = kStoreRows * kStoreColumns * 2;
 
 template <int kRows, int kColumns, int kBuffers>
@@ -34,7 +34,6 @@ struct Gemm16Tile
 
 #if defined(__CUDACC__)
 
-// Begins at a multiple of 1024 bytes, as the swizzle needs it.
 template <typename Tile, int kBuffers = Tile::kBuffers>
 struct Gemm16Storage {
   unsigned char out[Tile::kConsumerWarps][kBuffers][kStoreBytes];

@@ -44,9 +44,6 @@ struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
   int a_group_step, b_group_step;
   // Whether rows of the output are whole vectors of 16 bytes.
   bool has_vector_rows;
-  // Whether tiles that are not split are written by TMA, to this map: [groups, tokens, columns].
-  bool stores_boxes;
-  TensorMap out;
 };
 
 }  // namespace precast

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from precast._base.device import is_hopper
 from precast._base.torch import torch
@@ -34,6 +34,24 @@ tactic : int
 CHOICES, CLUSTERS = 48, 6
 #: The choices whose CTAs do not split the depth: groups of rows have these.
 UNSPLIT = tuple(choice for choice in range(CHOICES) if choice % CLUSTERS < 3)
+
+
+class Limits(NamedTuple):
+    """What kernels take.
+
+    Parameters
+    ----------
+    tactics : collection of int
+        The numbers of their tiles.
+    by_tma : bool
+        Whether TMA copies the operands: weights are column-major, rows differ, and there is depth.
+    """
+
+    tactics: Collection[int] = range(MMA_TILES)
+    by_tma: bool = False
+
+
+ANY_GPU = Limits()
 
 
 def _is_copied(size: int, stride: int, itemsize: int) -> bool:
@@ -83,15 +101,29 @@ def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool 
         )
 
 
+def check_tma(
+    export: str, name: str, a: torch.Tensor, other: str, b: torch.Tensor, has_rows: bool = False
+) -> None:
+    """Raise unless TMA can copy both operands: ``b`` is as :func:`chosen` takes it."""
+    if a.shape[-1] == 0:
+        raise ValueError(f"{export}: {name} must have columns, got shape {[*a.shape]}")
+    for what, t, dim in ((name, a, -2), (other, b, -2 if has_rows else -1)):
+        if t.numel() and t.shape[dim] > 1 and t.stride(dim) <= 0:
+            raise ValueError(
+                f"{export}: {what} must have rows at different addresses, got strides "
+                f"{[*t.stride()]}; call .contiguous()"
+            )
+
+
 def check_sizes(
     export: str,
     name: str,
     a: torch.Tensor,
     out: torch.Tensor,
     tactic: int = -1,
-    tactics: Collection[int] = range(MMA_TILES),
+    limits: Limits = ANY_GPU,
 ) -> None:
-    """Raise unless a kernel can compute a product of these sizes with one of the tactics."""
+    """Raise unless a kernel can compute a product of these sizes with the tactic."""
     vector, depth = ROW_BYTES // a.element_size(), a.shape[-1]
     if depth % vector or depth > MAX_DEPTH:
         raise ValueError(
@@ -106,11 +138,11 @@ def check_sizes(
             raise ValueError(
                 f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
             )
-    if tactic != -1 and tactic not in tactics:
+    if tactic != -1 and tactic not in limits.tactics:
         legal = (
-            f"a tile below {MMA_TILES}"
-            if len(tactics) == MMA_TILES
-            else f"a tile and cluster for this kind of tokens below {CHOICES}"
+            f"a tile and cluster for this kind of tokens below {CHOICES}"
+            if limits.by_tma
+            else f"a tile below {MMA_TILES}"
         )
         raise ValueError(f"{export}: tactic must be -1 or {legal}, got {tactic}")
     check_rows(export, name, a)
@@ -180,10 +212,10 @@ def exports(
 ) -> tuple[Export, Export]:
     """Return a function's export of the kernels for every GPU, and that of those for Hopper.
 
-    ``check`` takes the legal tactics as ``tactics``, as :func:`check_sizes` does.
+    ``check`` takes what the kernels take as ``limits``.
     """
     of_every, of_sm90 = (
-        functools.partial(check, tactics=legal) for legal in (range(MMA_TILES), tactics)
+        functools.partial(check, limits=limits) for limits in (ANY_GPU, Limits(tactics, True))
     )
     hopper = f"{name}_sm90"
     return (

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from precast._base.torch import torch
@@ -14,10 +13,12 @@ from precast._ops.gemm._fp8 import MMA
 from precast._ops.gemm._plain import (
     TACTIC,
     UNSPLIT,
+    Limits,
     check_choice,
     check_out,
     check_rows,
     check_sizes,
+    check_tma,
     chosen,
     exports,
     fill_starts,
@@ -70,11 +71,13 @@ def _check(
     m_indptr: torch.Tensor,
     out: torch.Tensor,
     tactic: int,
-    tactics: Collection[int],
+    limits: Limits,
 ) -> None:
     check_contiguous(export, m_indptr=m_indptr)
     check_rows(export, "b", b)
-    check_sizes(export, "a", a, out, tactic, tactics)
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b, True)
+    check_sizes(export, "a", a, out, tactic, limits)
 
 
 _GROUPED, _GROUPED_SM90 = _GROUPED_BOTH = exports(

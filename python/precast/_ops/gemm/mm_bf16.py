@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
 from precast._ops.gemm._plain import (
     TACTIC,
+    Limits,
     any_backend,
     backends,
     check_out,
     check_sizes,
+    check_tma,
     check_weight,
     chosen,
     exports,
@@ -50,10 +50,12 @@ def _check(
     b: torch.Tensor,
     out: torch.Tensor,
     tactic: int,
-    tactics: Collection[int],
+    limits: Limits,
 ) -> None:
-    check_weight(export, "b", b)
-    check_sizes(export, "a", a, out, tactic, tactics)
+    check_weight(export, "b", b, not limits.by_tma)
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b)
+    check_sizes(export, "a", a, out, tactic, limits)
 
 
 def _check_batch(
@@ -62,10 +64,12 @@ def _check_batch(
     B: torch.Tensor,
     out: torch.Tensor,
     tactic: int,
-    tactics: Collection[int],
+    limits: Limits,
 ) -> None:
-    check_weight(export, "B", B)
-    check_sizes(export, "A", A, out, tactic, tactics)
+    check_weight(export, "B", B, not limits.by_tma)
+    if limits.by_tma:
+        check_tma(export, "A", A, "B", B)
+    check_sizes(export, "A", A, out, tactic, limits)
 
 
 _MM, _MM_SM90 = _MM_BOTH = exports(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from precast._base.torch import torch
@@ -13,8 +12,10 @@ from precast._op.validation import check_contiguous
 from precast._ops.gemm._plain import (
     TACTIC,
     UNSPLIT,
+    Limits,
     check_rows,
     check_sizes,
+    check_tma,
     check_weight,
     chosen,
     exports,
@@ -47,7 +48,7 @@ def _check(
     out: torch.Tensor,
     weight_column_major: bool,
     tactic: int,
-    tactics: Collection[int],
+    limits: Limits,
 ) -> None:
     columns, depth = out.shape[1], x.shape[1]
     shape = [len(weights), *((columns, depth) if weight_column_major else (depth, columns))]
@@ -68,8 +69,10 @@ def _check(
     if weight_column_major:
         check_rows(export, "weights", weights)
     else:
-        check_weight(export, "weights", weights)
-    check_sizes(export, "x", x, out, tactic, tactics)
+        check_weight(export, "weights", weights, not limits.by_tma)
+    if limits.by_tma:
+        check_tma(export, "x", x, "weights", weights, weight_column_major)
+    check_sizes(export, "x", x, out, tactic, limits)
 
 
 _SEGMENTS, _SEGMENTS_SM90 = _SEGMENTS_BOTH = exports(
