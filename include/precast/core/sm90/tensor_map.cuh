@@ -184,6 +184,15 @@ __device__ __forceinline__ void copy_box(uint32_t target, const TensorMap* map, 
 #endif
 }
 
+// Asks L2 for a box, a hint. Any thread calls it.
+__device__ __forceinline__ void prefetch_box(const TensorMap* map, int c0, int c1, int c2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+#endif
+}
+
 // The same copy to the shared memory of several CTAs of the cluster, those whose bits are set in
 // `ctas`. In each of them the box lies at `target`, and completes on the mbarrier at the address of
 // `barrier`.

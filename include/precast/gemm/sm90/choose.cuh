@@ -31,13 +31,14 @@ struct Fp8TileShape {
   int rows;  // 64, or a multiple of 128
   int columns;
   bool swapped;  // rows are columns of the weight, and columns are tokens
+  int ctas = 0;  // that fit on an SM; 0: as ctas_per_sm() says
 
   constexpr int tokens() const { return swapped ? columns : rows; }
   constexpr int weights() const { return swapped ? rows : columns; }
   // Tiles of few tokens wait for memory and for the latency of their few wgmma: two CTAs fit on an
   // SM, of which one may be of the next kernel, which prepares itself while this one ends.
   constexpr int ctas_per_sm() const {
-    return swapped && columns <= (rows == 64 ? 128 : 32) ? 2 : 1;
+    return ctas > 0 ? ctas : swapped && columns <= (rows == 64 ? 128 : 32) ? 2 : 1;
   }
 };
 

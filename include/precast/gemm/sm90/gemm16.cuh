@@ -47,6 +47,7 @@ cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, 
   params.has_vector_rows = p.columns % kVector == 0 && p.out_row_stride % kVector == 0 &&
                            p.out_group_stride % kVector == 0 &&
                            reinterpret_cast<uint64_t>(p.out) % 16 == 0;
+  params.prefetches = enable_pdl && p.kind == TokenGroups::equal;
   const bool has_groups_of_a = p.kind == TokenGroups::equal && params.a_group_step != 0;
   cudaError_t error =
       prepare_gemm<Tile>(params, choice, TypeName<A>::value, has_groups_of_a ? p.groups : 1,
@@ -72,7 +73,7 @@ cudaError_t launch_gemm16(const GemmParams& p, const Gemm16Choice& choice, int s
     constexpr Fp8TileShape kShape = Gemm16Family::tile(kTile);
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
-        using Tile = Gemm16Tile<kShape.rows, kShape.columns, kSwapped>;
+        using Tile = Gemm16Tile<kShape.rows, kShape.columns, kSwapped, kShape.ctas>;
         return launch_gemm16_tile<A, T, Tile>(p, choice, sms, enable_pdl, stream);
       }
     }

@@ -26,6 +26,23 @@ class Gemm16Producer {
                                             Fp8GemmBuffers<Tile, Storage> buffers)
       : params_(params), shared_(shared), buffers_(buffers) {}
 
+  // Asks L2 for the weight of the first stages, if the launch is one of those that may overlap the
+  // kernel before: its end, and the start of this one, leave memory idle. It is a hint alone, so
+  // the weight may be what that kernel writes. All lanes of a warp call it.
+  static __device__ __forceinline__ void prefetch(const Params& params) {
+    constexpr int kMost = 128 * 1024 / (Tile::kWeights * Tile::kRowBytes);
+    if (!params.prefetches) return;
+    GemmScheduler<Tile, Params> scheduler(params);
+    const DepthRange depth(params);
+    const int lane = threadIdx.x % 32;
+    GemmTile tile;
+    if (!scheduler.next(tile) || lane >= min(depth.count(), kMost)) return;
+    const int half = params.use == ClusterUse::shares_b ? Tile::kWeights / 2 : 0;
+    prefetch_box(&params.b, (depth.begin + lane) * (Tile::kRowBytes / 2),
+                 tile.column + half * static_cast<int>(cluster_rank()),
+                 params.b_group_step * tile.b_group);
+  }
+
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) copy_operand<false>();
     if (warp == 2) copy_operand<true>();

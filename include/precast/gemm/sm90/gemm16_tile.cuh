@@ -22,10 +22,11 @@ constexpr int kStoreBuffers =
     : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
                                                                                            : 1;
 
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped>
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
 struct Gemm16Tile
     : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
-                   kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped> * kRowsOf / 16 * kStoreBytes> {
+                   kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped> * kRowsOf / 16 * kStoreBytes,
+                   kCtas> {
   static constexpr int kBuffers = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>;
   static_assert(kColumnsOf % kStoreColumns == 0 || kBuffers == 0, "a row of boxes is a tile's");
 };

@@ -32,6 +32,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
     if (elect_lane()) prefetch_tensor_map(&params.a);
   } else if (warp == 2) {
     if (elect_lane()) prefetch_tensor_map(&params.b);
+    Producer::prefetch(params);
   }
   // CTAs that share an operand write to each other's shared memory and barriers.
   const auto wait_for_cluster = [] {

@@ -44,6 +44,8 @@ struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
   int a_group_step, b_group_step;
   // Whether rows of the output are whole vectors of 16 bytes.
   bool has_vector_rows;
+  // Whether L2 is asked for the weight while the kernel before may still run.
+  bool prefetches;
 };
 
 }  // namespace precast

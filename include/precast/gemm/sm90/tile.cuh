@@ -19,8 +19,10 @@ namespace precast {
 
 #if defined(PRECAST_SM)
 
-// kStageExtra are bytes that a stage has besides the operands, kReserved those that no stage has.
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kStageExtra = 0, int kReserved = 0>
+// kStageExtra are bytes that a stage has besides the operands, kReserved those that no stage has,
+// kCtas as in Fp8TileShape.
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kStageExtra = 0, int kReserved = 0,
+          int kCtas = 0>
 struct Sm90GemmTile {
   static constexpr int kRows = kRowsOf, kColumns = kColumnsOf;
   static constexpr bool kSwapped = kIsSwapped;
@@ -32,10 +34,14 @@ struct Sm90GemmTile {
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped}.ctas_per_sm();
+  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped, kCtas}.ctas_per_sm();
   // Of a thread, once the warpgroups have exchanged some.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : 40;
-  static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 232 : kConsumers == 1 ? 200 : 96;
+  static constexpr int kProducerRegisters = kConsumers == 1 && kCtasPerSm <= 2 ? 56 : 40;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 1   ? 232
+                                            : kConsumers == 2 ? 96
+                                            : kCtasPerSm == 4 ? 88
+                                            : kCtasPerSm == 3 ? 120
+                                                              : 200;
 
   static constexpr int kRowBytes = 128;  // of a stage
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
