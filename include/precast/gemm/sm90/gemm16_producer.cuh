@@ -30,7 +30,8 @@ class Gemm16Producer {
   // kernel before: its end, and the start of this one, leave memory idle. It is a hint alone, so
   // the weight may be what that kernel writes. All lanes of a warp call it.
   static __device__ __forceinline__ void prefetch(const Params& params) {
-    constexpr int kMost = 128 * 1024 / (Tile::kWeights * Tile::kRowBytes);
+    // 128 KiB for an SM, a third of L2 for all.
+    constexpr int kMost = 128 * 1024 / (Tile::kCtasPerSm * Tile::kWeights * Tile::kRowBytes);
     if (!params.prefetches) return;
     GemmScheduler<Tile, Params> scheduler(params);
     const DepthRange depth(params);
