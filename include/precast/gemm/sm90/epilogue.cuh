@@ -135,6 +135,8 @@ class Fp8GemmEpilogue {
       if constexpr (Params::kHasBias) add_bias(group, pairs);
       if constexpr (Tile::kSwapped) {
         write_swapped_group(group, pairs);
+      } else if (!has_vectors()) {
+        write_elements(group, pairs);
       } else {
         write_group(group, pairs);
       }
@@ -154,13 +156,7 @@ class Fp8GemmEpilogue {
         for (int j = 0; j < 4; ++j) {
           const int at = column + 8 * j + 2 * q;
           const float2 x = pairs[2 * j + half];
-          if (!exists || at >= p_.columns) continue;
-          if (has_vectors()) {
-            *reinterpret_cast<float2*>(place(token, at)) = x;
-          } else {
-            *place(token, at) = x.x;
-            if (at + 1 < p_.columns) *place(token, at + 1) = x.y;
-          }
+          if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
         }
       } else {
         uint32_t words[4];
@@ -215,6 +211,19 @@ class Fp8GemmEpilogue {
     for (int i = 0; i < 8; ++i) {
       const uint32_t bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
       if (column + i < p_.columns) reinterpret_cast<uint16_t*>(to)[i] = uint16_t(bits);
+    }
+  }
+
+  // The same as write_group() where columns or rows do not come in whole vectors.
+  __device__ __forceinline__ void write_elements(int group, const Pairs& pairs) const {
+    const int first = tile_.column + 32 * group + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int token = tile_.token + row_ + i % 2 * 8, column = first + i / 2 * 8;
+      if (!has_token(token) || column >= p_.columns) continue;
+      T* const to = place(token, column);
+      to[0] = from_float<T>(pairs[i].x);
+      if (column + 1 < p_.columns) to[1] = from_float<T>(pairs[i].y);
     }
   }
 
