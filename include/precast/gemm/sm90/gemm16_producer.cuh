@@ -7,6 +7,7 @@
 // has left it, in both CTAs if these share one.
 #pragma once
 
+#include "precast/core/launch.cuh"
 #include "precast/gemm/sm90/gemm16_tile.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 
@@ -46,7 +47,12 @@ class Gemm16Producer {
 
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) copy_operand<false>();
-    if (warp == 2) copy_operand<true>();
+    if (warp == 2) {
+      copy_operand<true>();
+      // Why not before: the next grid would ask for its weight while this one still reads its own,
+      // and not when memory is idle.
+      launch_dependent_grids();
+    }
     __syncwarp();
   }
 
