@@ -20,6 +20,9 @@ from test_gpu_gemm import (
     F32,
     OUTPUTS,
     check_groups,
+    check_replays,
+    check_segments,
+    check_strides,
     equal,
     groups_of,
     guarded,
@@ -94,25 +97,7 @@ def test_batches(choice: int, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("choice", range(CHOICES))
 def test_strides_and_rows_that_are_not_finite(choice: int, generator: torch.Generator) -> None:
-    a, weight = whole(generator, BF16, 70, 72), whole(generator, BF16, 265, 72)
-    want = product(a, weight.T)
-
-    def wide(x: torch.Tensor) -> torch.Tensor:
-        """The same numbers between others, which are not finite."""
-        room = torch.full((x.shape[0], x.shape[1] + 8), torch.nan, dtype=x.dtype, device=DEVICE)
-        room[:, : x.shape[1]] = x
-        return room[:, : x.shape[1]]
-
-    a = wide(a)
-    a[3] = torch.nan
-    rest = [row for row in range(70) if row != 3]
-    for dtype in OUTPUTS:
-        for columns, room_columns in ((265, 268), (264, 280)):
-            room = torch.full((70, room_columns), 7.0, dtype=dtype, device=DEVICE)
-            out = room[:, :columns]
-            _MM_SM90.launch(a, wide(weight)[:columns].T, None, out, choice, True)
-            assert out[3].isnan().all() and (room[:, columns:] == 7).all()
-            equal(out[rest], want[rest, :columns])
+    check_strides(_MM_SM90, choice, generator)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
@@ -128,16 +113,7 @@ def test_groups(choice: int, dtype: torch.dtype, generator: torch.Generator) -> 
 
 @pytest.mark.parametrize("choice", UNSPLIT)
 def test_segments(choice: int, generator: torch.Generator) -> None:
-    for counts in COUNTS:
-        for dtype in (torch.int32, torch.int64):
-            x, weights = groups_of(generator, (F16, F16), counts, 264, 144)
-            which = torch.randint(len(counts), (len(counts),), generator=generator, device=DEVICE)
-            out = torch.full((len(x), 264), 7.0, dtype=F16, device=DEVICE)
-            starts, indices = starts_of(counts, dtype), which.to(dtype)
-            _SEGMENTS_SM90.launch(x, weights, starts, indices, out, True, choice)
-            check_groups(out, x, weights, counts, which.tolist())
-            _SEGMENTS_SM90.launch(x, weights, starts, None, out, True, choice)
-            check_groups(out, x, weights, counts, [*range(len(counts))])
+    check_segments(_SEGMENTS_SM90, F16, True, choice, generator)
 
 
 @pytest.mark.parametrize("choice", UNSPLIT)
@@ -153,20 +129,9 @@ def test_segments_that_are_padding_are_not_written(choice: int, generator: torch
         equal(out[200:], product(x[200:], weights[0].T))
 
 
-def test_a_graph_is_replayed_with_other_groups(generator: torch.Generator) -> None:
-    a, b = whole(generator, BF16, 310, 144), whole(generator, BF16, 3, 264, 144)
-    starts, out = starts_of([100, 0, 200]), torch.empty(310, 264, dtype=BF16, device=DEVICE)
-    for choice in UNSPLIT:
-        _GROUPED_SM90.launch(a, b, starts, out, choice)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            _GROUPED_SM90.launch(a, b, starts, out, choice)
-        for counts in ([100, 0, 200], [0, 299, 1], [1, 1, 298], [0, 0, 300]):
-            starts.copy_(starts_of(counts))
-            a[3:-7].copy_(whole(generator, BF16, 300, 144))
-            out.fill_(7.0)
-            graph.replay()
-            check_groups(out, a, b, counts, [0, 1, 2])
+@pytest.mark.parametrize("choice", UNSPLIT)
+def test_a_graph_is_replayed_with_other_groups(choice: int, generator: torch.Generator) -> None:
+    check_replays(lambda *args: _GROUPED_SM90.launch(*args, choice), BF16, generator)
 
 
 def test_a_graph_of_several_shapes(generator: torch.Generator) -> None:
@@ -233,17 +198,6 @@ def test_both_kinds_of_kernels_agree(generator: torch.Generator) -> None:
         assert chosen(_MM_BOTH, x, b, backend="mma") is _MM_BOTH[0]
         equal(gemm.mm_bf16(x, b, out_dtype=F32), product(x, b))
     equal(gemm.mm_bf16(a, weight.T, out_dtype=F32, backend="mma"), want)
-
-
-def test_torch_compile(generator: torch.Generator) -> None:
-    compiled = torch.compile(
-        lambda a, b: gemm.mm_bf16(a, b) + gemm.bmm_bf16(a[None], b[None])[0],
-        fullgraph=True,
-        dynamic=True,
-    )
-    for rows in (3, 64, 200):
-        a, weight = whole(generator, BF16, rows, 400), whole(generator, BF16, 264, 400)
-        equal(compiled(a, weight.T), 2 * product(a, weight.T).to(BF16).float())
 
 
 def test_offsets_beyond_32_bits(free_memory: None) -> None:
