@@ -62,7 +62,8 @@ class Family(NamedTuple):
 
     def tiles(self) -> list[tuple[int, int]]:
         """Tokens and columns of each tile."""
-        found = re.findall(r"\{(\d+), (\d+), (true|false)\}", (_FOLDER / self.header).read_text())
+        text = (_FOLDER / self.header).read_text()
+        found = re.findall(r"\{(\d+), (\d+), (true|false)(?:, \d)?\}", text)
         return [
             (int(columns), int(rows)) if swapped == "true" else (int(rows), int(columns))
             for rows, columns, swapped in found

@@ -27,8 +27,8 @@ void check_rows_differ(const Arg& arg, int64_t rows, int64_t stride) {
 
 struct Sm90Kernels {
   static constexpr bool kTakesRowMajor = false;
-  static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 78";
-  static_assert(Gemm16Choice::kChoices == 78, "kTactics");
+  static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 60";
+  static_assert(Gemm16Choice::kChoices == 60, "kTactics");
 
   static DType dtype() { return gemm_sm90_dtype; }
   static DType dtype_o() { return gemm_sm90_dtype_o; }

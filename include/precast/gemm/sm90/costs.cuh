@@ -26,17 +26,17 @@ struct Fp8GemmCosts {
 // Of the GEMM of 16-bit operands.
 struct Gemm16Costs {
   double shared_bytes = 128.0;
-  double fill_bytes = 187.0;
-  double l2_bytes = 66.6;
-  double dram_bytes = 2200.0;
-  double start = 4080.0;
-  double split_byte = 0.0595;
-  double share = 0.02;
-  double used_by_4 = 0.928;
-  double used_by_8 = 0.903;
-  double split[3] = {711.0, 1370.0, 2880.0};
-  double consumer[13] = {560.0, 430.0, 300.0, 200.0, 300.0, 200.0, 180.0, 170.0, 200.0, 180.0, 170.0, 170.0, 200.0};
-  double tile[13] = {2500.0, 2000.0, 1200.0, 700.0, 1000.0, 455.0, 113.0, 81.0, 455.0, 113.0, 81.0, 81.0, 700.0};
+  double fill_bytes = 63.0;
+  double l2_bytes = 139.0;
+  double dram_bytes = 2020.0;
+  double start = 2220.0;
+  double split_byte = 0.0707;
+  double share = 0.0646;
+  double used_by_4 = 0.809;
+  double used_by_8 = 0.764;
+  double split[3] = {28.9, 461.0, 344.0};
+  double consumer[10] = {929.0, 419.0, 223.0, 231.0, 85.6, 35.0, 43.1, 219.0, 241.0, 383.0};
+  double tile[10] = {2260.0, 2400.0, 762.0, 1650.0, 11300.0, 2000.0, 38.2, 8.82, 24.8, 6400.0};
 };
 // clang-format on
 

@@ -47,12 +47,25 @@ cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, 
   params.has_vector_rows = p.columns % kVector == 0 && p.out_row_stride % kVector == 0 &&
                            p.out_group_stride % kVector == 0 &&
                            reinterpret_cast<uint64_t>(p.out) % 16 == 0;
-  params.prefetches = enable_pdl && p.kind == TokenGroups::equal;
+  const ClusterUse use = choice.clusters().use;
+  params.stores_boxes =
+      sizeof(T) == 2 && Tile::kBuffers > 0 && params.has_vector_rows && use != ClusterUse::splits_k;
+  cudaError_t error;
+  if (params.stores_boxes) {
+    TensorMapShape shape;
+    shape.dim(p.columns, 0, kStoreColumns)
+        .dim(p.tokens, p.out_row_stride * sizeof(T), kStoreRows)
+        .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
+    error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
+    if (error != cudaSuccess) return error;
+  }
   const bool has_groups_of_a = p.kind == TokenGroups::equal && params.a_group_step != 0;
-  cudaError_t error =
-      prepare_gemm<Tile>(params, choice, TypeName<A>::value, has_groups_of_a ? p.groups : 1,
-                         params.b_group_step != 0 ? p.weights : 1, sms);
+  error = prepare_gemm<Tile>(params, choice, TypeName<A>::value, has_groups_of_a ? p.groups : 1,
+                             params.b_group_step != 0 ? p.weights : 1, sms);
   if (error != cudaSuccess) return error;
+  const int64_t units = int64_t(params.token_units) * params.column_units *
+                        (p.kind == TokenGroups::equal ? p.groups : 1);
+  params.staggers = use != ClusterUse::splits_k && units > params.clusters;
   constexpr int kBytes = Fp8GemmBuffers<Tile, Gemm16Storage<Tile>>::kBytes;
   static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
   error = launch_gemm_ctas<Tile>(Gemm16Kernel<A, T, Tile>, kBytes, enable_pdl, stream, params);

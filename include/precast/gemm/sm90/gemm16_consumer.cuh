@@ -50,6 +50,11 @@ class Gemm16Consumer {
         epilogue.write_tile(store_buffers(), acc);
       }
     }
+    if constexpr (Tile::kBuffers > 0) {
+      // Shared memory stays until TMA has read it.
+      if (elect_lane()) wait_stores_have_read<0>();
+      __syncwarp();
+    }
   }
 
  private:
@@ -85,7 +90,17 @@ class Gemm16Consumer {
         first_place_ + (uniform(threadIdx.x / kWarpgroupSize) - 1) * (64 * Tile::kRowBytes >> 4);
     State last = at;
     shared_.stages.wait_full(at, "the first full stage");
+    // The second warpgroup begins its first tile when the first one has multiplied a stage, and
+    // stays behind it: so the tensor cores have work while one of them writes its rows.
+    const bool staggers = Tile::kConsumers == 2 && params_.staggers && is_first_;
+    const bool is_second = uniform(threadIdx.x / kWarpgroupSize) == 2;
+    if (staggers && is_second) named_barrier(2, 2 * kWarpgroupSize);
     multiply(first, at, acc);
+    if (staggers && !is_second) {
+      wgmma_wait_group<0>();
+      named_barrier_arrive(2, 2 * kWarpgroupSize);
+    }
+    is_first_ = false;
     at.advance();
     bool is_full = test_full(at);
 #pragma unroll 1
@@ -136,6 +151,7 @@ class Gemm16Consumer {
   // Whether this lane arrives for its warp, at the CTA's own stage or at that of one of a pair.
   const bool releases_, releases_both_;
   State state_;
+  bool is_first_ = true;  // no tile has been multiplied
 };
 
 #endif  // __CUDACC__

@@ -7,7 +7,6 @@
 // has left it, in both CTAs if these share one.
 #pragma once
 
-#include "precast/core/launch.cuh"
 #include "precast/gemm/sm90/gemm16_tile.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 
@@ -27,32 +26,9 @@ class Gemm16Producer {
                                             Fp8GemmBuffers<Tile, Storage> buffers)
       : params_(params), shared_(shared), buffers_(buffers) {}
 
-  // Asks L2 for the weight of the first stages, if the launch is one of those that may overlap the
-  // kernel before: its end, and the start of this one, leave memory idle. It is a hint alone, so
-  // the weight may be what that kernel writes. All lanes of a warp call it.
-  static __device__ __forceinline__ void prefetch(const Params& params) {
-    // 128 KiB for an SM, a third of L2 for all.
-    constexpr int kMost = 128 * 1024 / (Tile::kCtasPerSm * Tile::kWeights * Tile::kRowBytes);
-    if (!params.prefetches) return;
-    GemmScheduler<Tile, Params> scheduler(params);
-    const DepthRange depth(params);
-    const int lane = threadIdx.x % 32;
-    GemmTile tile;
-    if (!scheduler.next(tile) || lane >= min(depth.count(), kMost)) return;
-    const int half = params.use == ClusterUse::shares_b ? Tile::kWeights / 2 : 0;
-    prefetch_box(&params.b, (depth.begin + lane) * (Tile::kRowBytes / 2),
-                 tile.column + half * static_cast<int>(cluster_rank()),
-                 params.b_group_step * tile.b_group);
-  }
-
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) copy_operand<false>();
-    if (warp == 2) {
-      copy_operand<true>();
-      // Why not before: the next grid would ask for its weight while this one still reads its own,
-      // and not when memory is idle.
-      launch_dependent_grids();
-    }
+    if (warp == 2) copy_operand<true>();
     __syncwarp();
   }
 

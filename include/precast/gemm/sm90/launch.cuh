@@ -11,8 +11,8 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// What a CTA does: its first warpgroup copies what the others multiply, and lets the next grid
-// start behind its last copy. `smem` starts at a multiple of 1024 bytes.
+// What a CTA does: its first warpgroup copies what the others multiply. `smem` starts at a multiple
+// of 1024 bytes.
 template <typename Tile, typename Storage, typename Producer, typename Consumer, typename Epilogue,
           typename Params>
 __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char* smem) {
@@ -21,6 +21,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
   auto& shared = *reinterpret_cast<Storage*>(smem + Buffers::kStorageOffset);
   const bool splits_k = params.use == ClusterUse::splits_k;
   const bool shares = params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
+  launch_dependent_grids();
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == 0) {
@@ -31,7 +32,6 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
     if (elect_lane()) prefetch_tensor_map(&params.a);
   } else if (warp == 2) {
     if (elect_lane()) prefetch_tensor_map(&params.b);
-    Producer::prefetch(params);
   }
   // CTAs that share an operand write to each other's shared memory and barriers.
   const auto wait_for_cluster = [] {

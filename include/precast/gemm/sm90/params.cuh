@@ -44,8 +44,11 @@ struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
   int a_group_step, b_group_step;
   // Whether rows of the output are whole vectors of 16 bytes.
   bool has_vector_rows;
-  // Whether L2 is asked for the weight while the kernel before may still run.
-  bool prefetches;
+  // Whether tiles that are not split are written by TMA, to this map: [groups, tokens, columns].
+  bool stores_boxes;
+  TensorMap out;
+  // Whether a CTA has several tiles, so that its warpgroups shall not end them at the same time.
+  bool staggers;
 };
 
 }  // namespace precast
