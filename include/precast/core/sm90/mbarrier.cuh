@@ -89,22 +89,18 @@ __device__ __forceinline__ void mbarrier_arrive_in_cta(uint64_t* barrier, uint32
 #endif
 }
 
-// Arrives at the mbarrier of this CTA if `here`, and at that of CTA `rank` of the cluster if
-// `there`, as mbarrier_arrive_in_cta() does. Without a branch.
-__device__ __forceinline__ void mbarrier_arrive_if(uint64_t* barrier, bool here, bool there,
-                                                   uint32_t rank) {
+// The same if `rank` is not negative. Without a branch.
+__device__ __forceinline__ void mbarrier_arrive_in_cta_if(uint64_t* barrier, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
-      ".reg .pred here, there;\n"
+      ".reg .pred arrives;\n"
       ".reg .b32 remote;\n"
-      "setp.ne.u32 here, %1, 0;\n"
-      "setp.ne.u32 there, %2, 0;\n"
-      "mapa.shared::cluster.u32 remote, %0, %3;\n"
-      "@here mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-      "@there mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "setp.ge.s32 arrives, %1, 0;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "@arrives mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(shared_address(barrier)),
-      "r"(here ? 1 : 0), "r"(there ? 1 : 0), "r"(rank)
+      "r"(rank)
       : "memory");
 #endif
 }
@@ -144,7 +140,10 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint
 }
 
 // Waits for the phase of the mbarrier with this parity: 0, 1, 0, ... Parity 1 is complete from the
-// start. `name` says in a debug build what was waited for.
+// start. `name` says in a debug build what was waited for. With kSleeps the thread may sleep until
+// then instead of asking again every 70 clocks, which takes the turns of the other warps of its
+// part of the SM; the hint is the most nanoseconds of a sleep.
+template <bool kSleeps = false>
 __device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity,
                                                      const char* name = "") {
 #if defined(PRECAST_DEBUG_BARRIERS)
@@ -155,15 +154,27 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t
     __trap();
   }
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
+  if constexpr (kSleeps) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity), "r"(10000000)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+  }
 #endif
 }
 

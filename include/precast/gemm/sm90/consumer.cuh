@@ -98,8 +98,8 @@ class Fp8GemmConsumer {
         shared_(shared),
         blocks_(DepthRange(params).count()),
         first_place_(uniform(buffers.base >> 4)),
-        releases_(threadIdx.x % 32 == 0 && !shares(params)),
-        releases_both_(threadIdx.x % 32 < 2 && shares(params)) {}
+        row_(kept(row_of(0))),
+        releases_in_(kept(cta_to_release(params))) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile> scheduler(params_);
@@ -121,10 +121,23 @@ class Fp8GemmConsumer {
     return params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
   }
 
+  // The CTA of the cluster at whose stages this lane arrives for its warp, or -1.
+  static __device__ __forceinline__ int cta_to_release(const Sm90GemmParams& params) {
+    const int lane = threadIdx.x % 32;
+    if (shares(params)) return lane < 2 ? lane : -1;
+    return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
+  }
+
   // The number that all lanes have, in a uniform register. Why: the compiler does not see through
   // the loop over tiles, which may depend on memory, that all lanes are in the same stage; and
   // wgmma takes its descriptors from uniform registers.
   static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
+  // The same number, which the compiler cannot compute again. Why: it would in each block.
+  static __device__ __forceinline__ int kept(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
 
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
     Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))},
@@ -143,18 +156,21 @@ class Fp8GemmConsumer {
       for (int left = blocks; left > 0; --left) {
         wait_full(at);
         const State here = at.state;
+        Factors factors = load_factors(here, tile, 0);
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
-          const Factors factors = load_factors(here, tile, part);
+          const bool is_last = part == Tile::kParts - 1;
           multiply(at, part, acc);
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
-          if (part == Tile::kParts - 1) {
+          const Factors of_next = is_last ? factors : load_factors(here, tile, part + 1);
+          if (is_last) {
             release(here);
             at.state.advance();
             look_ahead(at);
           }
           add(sums[part], acc, factors);
+          factors = of_next;
         }
       }
     }
@@ -163,10 +179,10 @@ class Fp8GemmConsumer {
 
   // Why in two pieces: what is asked before the sums are added is known when they are.
   __device__ __forceinline__ void look_ahead(Block& at) {
-    at.is_full = mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
+    at.is_full = mbarrier_try_wait_parity(&shared_.stages.full[at.state.stage], at.state.parity);
   }
   __device__ __forceinline__ void wait_full(const Block& at) {
-    if (!at.is_full) shared_.stages.wait_full(at.state, "a full stage");
+    if (__builtin_expect(!at.is_full, 0)) shared_.stages.wait_full(at.state, "a full stage");
   }
 
   // Multiplies each block while the one before is added. Two accumulators take turns.
@@ -226,9 +242,8 @@ class Fp8GemmConsumer {
     if constexpr (Tile::kParts == 1) {
       Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
     } else {
-      // No register is left for two accumulators; the band is positive, but the compiler knows not.
-      const bool adds = params_.band < 0;
-      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, adds);
+      // Registers of its own for this one would be too many.
+      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, false);
     }
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
@@ -240,9 +255,11 @@ class Fp8GemmConsumer {
   // Why templates: the compiler does not unroll a loop of this size.
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
-    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart));
+    const uint32_t base = first_place_ << 4;
+    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart),
+                                            base + Fp8GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
-      epilogue.write_sum_of_cluster(first_place_ << 4, sums[kPart]);
+      epilogue.write_sum_of_cluster(base, sums[kPart]);
     } else {
       epilogue.write(sums[kPart]);
     }
@@ -257,13 +274,13 @@ class Fp8GemmConsumer {
 
   __device__ __forceinline__ Factors load_factors(const State& of, const GemmTile& tile,
                                                   int part) const {
-    return Factors(shared_.scales[of.stage], row_of(part), tile.column);
+    return Factors(shared_.scales[of.stage], row_ + part * (64 * Tile::kConsumers), tile.column);
   }
 
   // This warp will not read the stage any more. Its lanes have read the scales.
   __device__ __forceinline__ void release(const State& of) {
     __syncwarp();
-    mbarrier_arrive_if(&shared_.stages.empty[of.stage], releases_, releases_both_, threadIdx.x % 2);
+    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.stage], releases_in_);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -275,8 +292,8 @@ class Fp8GemmConsumer {
   Fp8GemmStorage<Tile>& shared_;
   const int blocks_;            // of the depth, in a tile
   const uint32_t first_place_;  // units of 16 bytes
-  // Whether this lane arrives for its warp, at the CTA's own stage or at that of one of a pair.
-  const bool releases_, releases_both_;
+  const int row_;               // the lane's first one in the tile
+  const int releases_in_;       // a CTA of the cluster
   State state_;
 };
 

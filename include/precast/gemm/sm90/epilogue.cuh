@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a tile of block-scaled GEMM for sm_90a: the sums are rounded once and written.
 //
-// Registers go to global memory directly, 16 bytes at once, after an exchange between the lanes
-// that hold a row's columns. Why not by TMA through shared memory: the buffer would take the place
-// of a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
+// Lanes write 16 bytes at once, of rows of the output. They hold two neighbours each of a row's
+// columns before: stmatrix brings 32 columns of 16 rows in order in a buffer of the warp. For few
+// tokens, the lanes exchange registers instead. Why not by TMA: its buffer would take the place of
+// a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
 //
 // If the CTAs of a cluster split the depth, each writes its sums to its own shared memory. After a
 // barrier, each adds up a share of the columns over all CTAs, always in the order of their ranks.
@@ -11,6 +12,7 @@
 
 #include "precast/core/mma.cuh"
 #include "precast/core/sm90/cluster_memory.cuh"
+#include "precast/core/sm90/stmatrix.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
@@ -30,10 +32,14 @@ class Fp8GemmEpilogue {
   using Pairs = float2[kPairs];
 
  public:
-  // `row` is the lane's first row of the tile.
+  // `row` is the lane's first row of the tile, `buffer` that of the consumer warps.
   __device__ __forceinline__ Fp8GemmEpilogue(const Sm90GemmParams& params, const GemmTile& tile,
-                                             int row)
-      : params_(params), p_(params.p), tile_(tile), row_(row) {}
+                                             int row, uint32_t buffer)
+      : params_(params),
+        p_(params.p),
+        tile_(tile),
+        row_(row),
+        buffer_(buffer + (threadIdx.x / 32 - 4) * Tile::kWarpBufferBytes) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
     write_groups(0, 1, [&](int group, Pairs& pairs) {
@@ -124,6 +130,16 @@ class Fp8GemmEpilogue {
   // sums in the group, in the order of its accumulator.
   template <typename Load>
   __device__ __forceinline__ void write_groups(int first, int n, const Load& load) const {
+    int turn = 0;
+    Rows rows = {};
+    if constexpr (!Tile::kSwapped) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int token = tile_.token + row_ + 8 * half;
+        rows.exists[half] = has_token(token);
+        rows.begin[half] = place(token, tile_.column);
+      }
+    }
 #pragma unroll
     for (int group = 0; group < Tile::kColumns / kGroup; ++group) {
       if (n > 1 && group % n != first) continue;
@@ -131,37 +147,77 @@ class Fp8GemmEpilogue {
       load(group, pairs);
       if constexpr (Tile::kSwapped) {
         write_swapped_group(group, pairs);
+      } else if constexpr (kIsFloat) {
+        write_floats(group, pairs, rows);
       } else {
-        write_group(group, pairs);
+        write_group(group, pairs, rows, turn);
+        turn ^= 1;
       }
     }
   }
 
+  // The output's rows of a lane, from the tile's first column on.
+  struct Rows {
+    T* begin[2];
+    bool exists[2];
+  };
+
   // 32 columns of the output, of two tokens a lane.
-  __device__ __forceinline__ void write_group(int group, const Pairs& pairs) const {
-    const int q = threadIdx.x % 4;
+  __device__ __forceinline__ void write_floats(int group, const Pairs& pairs,
+                                               const Rows& rows) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int token = tile_.token + row_ + 8 * half;
-      const bool exists = has_token(token);
-      const int column = tile_.column + 32 * group;
-      if constexpr (kIsFloat) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int at = column + 8 * j + 2 * q;
-          const float2 x = pairs[2 * j + half];
-          if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
+      for (int j = 0; j < 4; ++j) {
+        const int column = 32 * group + 8 * j + threadIdx.x % 4 * 2;
+        if (rows.exists[half] && tile_.column + column < p_.columns) {
+          *reinterpret_cast<float2*>(rows.begin[half] + column) = pairs[2 * j + half];
         }
-      } else {
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 x = pairs[2 * j + half];
-          words[j] = pack_pair(T(), x.x, x.y);
-        }
-        write_words(words, token, exists, column + 8 * q);
       }
     }
+  }
+
+  // The same, eight columns at once, of one half of the warp's buffer after the other: so lanes
+  // have read a half when another group comes to it. A row is 64 bytes; 16 of them lie where no
+  // two of eight rows, or of the columns of two rows, share a bank.
+  __device__ __forceinline__ void write_group(int group, const Pairs& pairs, const Rows& rows,
+                                              int turn) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t buffer = buffer_ + turn * (16 * 64);
+    const auto place_of = [&](int row, int eight) {
+      return buffer + row * 64 + (eight ^ row / 2 % 4) * 16;
+    };
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = pairs[2 * j + i];
+        words[i] = pack_pair(T(), x.x, x.y);
+      }
+      stmatrix_x4(place_of(lane % 16, j + lane / 16), words);
+    }
+    __syncwarp();
+    const int column = 32 * group + lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      copy_eight_if(rows.begin[half] + column, place_of(lane / 4 + 8 * half, lane % 4),
+                    rows.exists[half] && tile_.column + column < p_.columns);
+    }
+  }
+
+  // Copies 16 bytes of shared memory to the output. Why in one piece: a branch takes longer.
+  static __device__ __forceinline__ void copy_eight_if(T* to, uint32_t from, bool exists) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .b32 x<4>;\n"
+        "setp.ne.u32 p, %2, 0;\n"
+        "ld.shared.v4.b32 {x0, x1, x2, x3}, [%1];\n"
+        "@p st.global.v4.b32 [%0], {x0, x1, x2, x3};\n"
+        "}" ::"l"(to),
+        "r"(from), "r"(exists ? 1 : 0)
+        : "memory");
   }
 
   // 16 tokens, of 16 columns of the output for each warp.
@@ -215,6 +271,7 @@ class Fp8GemmEpilogue {
   const Fp8GemmParams& p_;
   const GemmTile& tile_;
   const int row_;
+  const uint32_t buffer_;  // of the warp
 };
 
 #endif  // __CUDACC__

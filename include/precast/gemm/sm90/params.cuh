@@ -16,8 +16,9 @@ struct Sm90GemmParams {
   // Blocks of the depth that a CTA multiplies; if it splits the depth, the first ones of a cluster
   // have one more.
   int blocks, ctas_with_more;
-  // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes.
-  bool has_four_scales;
+  // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
+  // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
+  bool has_four_scales, has_scales_in_row;
   // Units are the tiles of a cluster. Those of a group are numbered in bands of `band` units along
   // the tokens, in a band column by column, so that what the CTAs read at a time stays in L2.
   int token_units;  // of a group; not used where its size is on the device

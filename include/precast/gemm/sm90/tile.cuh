@@ -42,10 +42,13 @@ struct Fp8GemmTile {
   static constexpr int kStageBytes = (kRows + kColumns) * kRowBytes;
   static constexpr int kScales = kTokens + 4;  // of a stage; the last two are not used
   static constexpr int kMostStages = 16;
+  // In which a consumer warp brings its outputs in order: two times 16 rows of 32 columns.
+  static constexpr int kWarpBufferBytes = kSwapped ? 0 : 2 * 16 * 32 * 2;
   // The GPU takes 1 KiB for each CTA.
   static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
   static constexpr int kFitting =
-      (kSharedBytes - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
+      (kSharedBytes - 64 - kConsumerWarps * kWarpBufferBytes) /
+      (kStageBytes + kScales * int(sizeof(float)) + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
   static_assert(kRows % 64 == 0 && kColumns % 16 == 0,
@@ -63,11 +66,13 @@ struct Fp8GemmStorage {
   alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
 };
 
-// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, then
-// the storage.
+// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, the
+// buffers of the consumer warps, then the storage.
 template <typename Tile>
 struct Fp8GemmBuffers {
-  static constexpr int kStorageOffset = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kWarpBufferOffset = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kStorageOffset =
+      kWarpBufferOffset + Tile::kConsumerWarps * Tile::kWarpBufferBytes;
   static constexpr int kBytes = kStorageOffset + int(sizeof(Fp8GemmStorage<Tile>));
 
   uint32_t base;
