@@ -36,6 +36,8 @@ class Space:
     #: Tokens of all requests, and pairs of a query and a token times heads.
     most_tokens: int = 200_000
     most_pairs: int = 1 << 24
+    #: Queries of all requests times heads; the reference holds their outputs in float64.
+    most_rows: int = 1 << 18
     device: str = "cuda"
 
 
@@ -77,16 +79,17 @@ def draw(seed: int, space: Space) -> Case:
     batch = rng.choice((1, 1, 2, 3, 4, 7, 16, rng.randint(1, space.most_batch)))
     uniform = rng.random() < 0.5
     most_q = rng.choice((1, 1, 1, 2, 4, 17, space.most_q))
-    q_lens, kv_lens, tokens, pairs = [], [], 0, 0
+    q_lens, kv_lens, tokens, pairs, rows = [], [], 0, 0, 0
     for _ in range(batch):
         length = rng.choice((0, 1, 63, 64, 65, 500, 5000, space.most_kv))
         kv = rng.randint(max(0, length - 70), length) if length > 100 else rng.randint(0, length)
         q = most_q if uniform else rng.randint(0, most_q)
         kv = min(kv, space.most_kv, max(0, space.most_tokens - tokens))
         q = min(q, max(0, (space.most_pairs - pairs) // max(1, kv * heads)))
+        q = min(q, (space.most_rows - rows) // heads)
         q_lens.append(q)
         kv_lens.append(kv)
-        tokens, pairs = tokens + kv, pairs + q * kv * heads
+        tokens, pairs, rows = tokens + kv, pairs + q * kv * heads, rows + q * heads
     is_fp8 = kv_dtype is E4M3
     scale_arr = is_fp8 and rng.random() < 0.3
     return Case(

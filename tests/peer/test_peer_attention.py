@@ -499,12 +499,14 @@ def test_caches_in_nvfp4(
 
     # Each against exact numbers first, so that a difference says whose it is.
     exact = exact_of_nvfp4(batch, cache, factors, scale, causal=prefill)
+    mine = call(precast, workspaces[0])
+    close(mine, exact)
+    if prefill and dim == 64:
+        return  # FlashInfer 0.7.2 itself is far from these numbers, by up to 1.4, in 60 rows.
     import flashinfer
 
     with compiled():
         theirs = call(flashinfer, workspaces[1])
-    mine = call(precast, workspaces[0])
-    close(mine, exact)
     # Theirs dequantises to bf16, which holds e2m1 times e4m3, too.
     close(theirs, exact, scale=4.0)
     close(mine, theirs, scale=4.0)

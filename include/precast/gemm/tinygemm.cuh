@@ -247,8 +247,8 @@ cudaError_t launch_tinygemm_tiles(TinyGemmParams p, bool enable_pdl, cudaStream_
   cudaError_t status;
   // A part of a GPU may have no room for a cluster.
   do {
-    status = launch_clusters(kernel, row_tiles * column_tiles, ctas, dim3(kTinyWarps * kWarpSize),
-                             enable_pdl, stream, p);
+    status = launch_clusters(kernel, dim3(row_tiles * column_tiles * ctas),
+                             dim3(kTinyWarps * kWarpSize), ctas, 0, enable_pdl, stream, p);
     ctas /= 2;
   } while (ctas > 0 && is_cluster_too_large(status));
   return status;

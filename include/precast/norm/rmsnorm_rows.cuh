@@ -149,8 +149,9 @@ cudaError_t launch_rmsnorm_rows(typename Epilogue::Params p, const RowShape& sha
       if constexpr (kMaxClusterSize > 1 && Epilogue::kReadsSecond) {
         const int ctas = ctas_of_cluster(shape);
         if (ctas > 1) {
-          return launch_clusters(RmsNormKernel<Epilogue, 1, 1, true, true, true>, p.plan.ctas, ctas,
-                                 dim3(kClusterThreads), enable_pdl, stream, p);
+          return launch_clusters(RmsNormKernel<Epilogue, 1, 1, true, true, true>,
+                                 dim3(p.plan.ctas * ctas), dim3(kClusterThreads), ctas, 0,
+                                 enable_pdl, stream, p);
         }
       }
       return run(RmsNormKernel<Epilogue, 1, 1, true, true>);

@@ -119,31 +119,32 @@ inline bool is_cluster_too_large(cudaError_t status) {
   return status == cudaErrorInvalidClusterSize || status == cudaErrorInvalidConfiguration;
 }
 
-// Does the same as launch(), with `clusters` clusters of `cluster_size` CTAs. An error for which
+// Does the same as launch(), in clusters of `ctas` CTAs with `shared` bytes of dynamic shared
+// memory. The kernel's limit must have been raised if these exceed 48 KB. An error for which
 // is_cluster_too_large() is true has been cleared.
 template <typename Params>
-cudaError_t launch_clusters(void (*kernel)(Params), uint32_t clusters, int cluster_size, dim3 block,
+cudaError_t launch_clusters(void (*kernel)(Params), dim3 grid, dim3 block, int ctas, size_t shared,
                             bool enable_pdl, cudaStream_t stream, const Params& params) {
-  const dim3 grid(clusters * cluster_size);
-  if (cluster_size == 1) return launch(kernel, grid, block, enable_pdl, stream, params);
-  if (cluster_size > 8) {
+  if (ctas > 8) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (status != cudaSuccess) return status;
   }
   cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = static_cast<unsigned>(cluster_size);
-  attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = kTargetHasPdl && enable_pdl ? 2 : 1;
+  if (ctas > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(ctas), 1u, 1u};
+  }
+  if (kTargetHasPdl && enable_pdl) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
   const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, params);
   if (is_cluster_too_large(launched)) cudaGetLastError();
   return launched;

@@ -130,29 +130,6 @@ __device__ __forceinline__ void store_async(uint4* target, uint64_t* barrier, in
 
 constexpr bool kTargetHasClusters = PRECAST_SM >= 90;
 
-// Does the same as launch(), in clusters of `ctas` CTAs with `shared` bytes of dynamic shared
-// memory. The kernel's limit must have been raised if these exceed 48 KB.
-template <typename Params>
-cudaError_t launch_clusters(void (*kernel)(Params), dim3 grid, dim3 block, int ctas, size_t shared,
-                            bool enable_pdl, cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (kTargetHasPdl && enable_pdl) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (ctas > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(ctas), 1u, 1u};
-  }
-  return cudaLaunchKernelEx(&config, kernel, params);
-}
-
 #endif
 
 }  // namespace precast

@@ -132,7 +132,6 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
                       dim3(Tile::kCtaThreads), cluster.ctas, kBytes, enable_pdl, stream, params);
   if (cluster.ctas == 1 || !is_cluster_too_large(error)) return error;
   // A part of a GPU may have no room for a cluster.
-  cudaGetLastError();
   return launch_fp8_gemm_tile<T, Tile>(p, {choice.tile, 0, 0.0}, sms, enable_pdl, stream);
 }
 

@@ -220,11 +220,11 @@ class MlaConsumerBase {
 
   // Sets this consumer's half of the values behind the end of the work tile to 0, which are in its
   // block 0. Why: their P is 0, but memory that is not the request's may hold NaN. The scores of
-  // the block must have been computed.
+  // the block must have been computed. cp.async has written zeros there itself.
   __device__ __forceinline__ void clear_values(const BlockInfo& block, int32_t blocks,
                                                const Stage& stage) const {
     const int count = block.work.kv_end - first_token<Tile>(block.work, blocks, 0);
-    if (count >= Tile::kBlockN) return;
+    if (count >= Tile::kBlockN || fences_) return;
     constexpr int kChunks = Tile::kHalfPanels * 8;  // of 16 bytes, of a row
     const uint32_t half =
         buffers_.stage(stage.index) + kSide * Tile::kHalfPanels * Tile::kPanelBytes;
