@@ -6,7 +6,8 @@
 // - the choice is legal, is that of the fewest expected clocks, and is always the same
 // - more tokens are never expected to take less time
 //
-// Usage: fp8_gemm_choice <problems> <seed>; prints the number of choices.
+// Usage: fp8_gemm_choice <problems> <seed>; prints the number of choices. With a third argument it
+// prints instead, for each problem, its numbers and each legal choice with its clocks.
 #include "precast/gemm/sm90/choose.cuh"
 
 #include <cstdio>
@@ -51,9 +52,23 @@ static void check_places(const Fp8GemmChoice& choice, const Fp8GemmProblem& prob
   for (const int count : times) REQUIRE(count == 1);
 }
 
+static void print_clocks(const Fp8GemmProblem& problem) {
+  std::printf("%d %d %d %d %d %d: %d", static_cast<int>(problem.kind), problem.groups,
+              problem.tokens, problem.columns, problem.depth, problem.sms,
+              choose_fp8_gemm(problem).number());
+  for (int number = 0; number < kNumFp8Choices; ++number) {
+    const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+    if (is_legal(choice, problem.kind)) {
+      std::printf(" %d=%.17g", number, fp8_gemm_clocks(choice, problem));
+    }
+  }
+  std::printf("\n");
+}
+
 int main(int argc, char** argv) {
   const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
   std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u);
+  const bool prints = argc > 3;
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   for (int number = 0; number < kNumFp8Choices; ++number) {
     REQUIRE(Fp8GemmChoice::of(number).number() == number);
@@ -73,6 +88,10 @@ int main(int argc, char** argv) {
     problem.columns = 8 * (1 + below(2048));
     problem.depth = 16 * (1 + below(1024));
     problem.sms = below(4) == 0 ? 1 + below(160) : 132;
+    if (prints) {
+      print_clocks(problem);
+      continue;
+    }
     const Fp8GemmChoice best = choose_fp8_gemm(problem);
     REQUIRE(is_legal(best, problem.kind));
     REQUIRE(best.clocks > 0);
@@ -91,6 +110,6 @@ int main(int argc, char** argv) {
     more.tokens += 1 + below(512);
     REQUIRE(choose_fp8_gemm(more).clocks >= best.clocks);
   }
-  std::printf("%d choices, %d tiles\n", kNumFp8Choices, kNumFp8Tiles);
+  if (!prints) std::printf("%d choices, %d tiles\n", kNumFp8Choices, kNumFp8Tiles);
   return 0;
 }

@@ -13,6 +13,7 @@ from typing import Any
 from precast._base.device import is_hopper
 from precast._base.torch import torch
 from precast._op.export import Export
+from precast._ops.gemm._tuned import by_table
 
 BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
 #: The largest sizes: kernels number rows with 32 bits.
@@ -163,10 +164,15 @@ def exports(
     of_every, of_sm90 = (
         functools.partial(check, choices=legal) for legal in (range(MMA_TILES), choices)
     )
-    hopper = f"{name}_sm90"
+    options_of_sm90 = {
+        **options,
+        "check": of_sm90,
+        "function": name,
+        "adapt": functools.partial(by_table, name),
+    }
     return (
         Export("fp8_gemm", name, declaration, check=of_every, **options),
-        Export("fp8_gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
+        Export("fp8_gemm_sm90", f"{name}_sm90", declaration, **options_of_sm90),
     )
 
 
