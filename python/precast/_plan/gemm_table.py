@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from precast._base.env import GEMM_TABLE
 from precast._base.errors import EnvironmentVariableError
-from precast._plan.gemm_model import BY_NAME, KINDS, Choice
+from precast._plan.gemm_model import BY_NAME, KINDS, Choice, Problem
 
 SCHEMA, OP = 1, "fp8_gemm_sm90"
 _FIX = "Fix: write it again with `precast tune gemm`, or unset PRECAST_GEMM_TABLE"
@@ -35,6 +35,11 @@ class Shape(NamedTuple):
     def __str__(self) -> str:
         groups = "" if self.kind == "plain" else f" groups={self.groups} kind={self.kind}"
         return f"m={self.m} n={self.n} k={self.k}{groups}"
+
+    def problem(self, sms: int) -> Problem:
+        """What the model gets: it does not count the weights of contiguous groups."""
+        groups = 1 if self.kind == "contiguous" else self.groups
+        return Problem(self.kind, groups, self.m, self.n, self.k, sms)
 
 
 class Table(NamedTuple):
@@ -77,8 +82,8 @@ def _read(name: str) -> Table:
     if not isinstance(found, dict) or (found.get("schema"), found.get("op")) != (SCHEMA, OP):
         raise _wrong(name, f"is not a table of {OP} with schema {SCHEMA}")
     gpu, sms, rows = (found.get(key) for key in ("gpu", "sms", "choices"))
-    if not isinstance(gpu, str) or not _is_count(sms) or not isinstance(rows, list):
-        raise _wrong(name, "must have gpu (a text), sms (a positive integer) and choices (a list)")
+    if not isinstance(gpu, str) or not isinstance(sms, int) or not isinstance(rows, list):
+        raise _wrong(name, "must have gpu (a text), sms (an integer) and choices (a list)")
     choices: dict[Shape, Choice] = {}
     for number, row in enumerate(rows):
         shape, choice = _row(name, number, row)

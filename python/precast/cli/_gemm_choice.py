@@ -56,9 +56,7 @@ def _without_sms(words: Sequence[str]) -> tuple[int, list[str]]:
 def _product(shape: Any, sms: int, table: Any) -> dict[str, Any]:
     from precast._plan import gemm_model
 
-    # The binding does not count the weights of contiguous groups: a tile has one of them.
-    groups = 1 if shape.kind == "contiguous" else shape.groups
-    ranking = gemm_model.ranking(gemm_model.Problem(shape.kind, groups, *shape[2:], sms))
+    ranking = gemm_model.ranking(shape.problem(sms))
     tuned = None if table is None or table.sms != sms else table.choices.get(shape)
     rows = [
         {

@@ -103,9 +103,7 @@ def candidates(shape: Shape, sms: int) -> list[Choice]:
     """What is worth measuring, the choice of the model first."""
     from precast._plan import gemm_model
 
-    groups = 1 if shape.kind == "contiguous" else shape.groups
-    problem = gemm_model.Problem(shape.kind, groups, *shape[2:], sms)
-    ranked = gemm_model.ranking(problem)
+    ranked = gemm_model.ranking(shape.problem(sms))
     best = ranked[0][1].clocks
     return [choice for choice, estimate in ranked if estimate.clocks <= WITHIN * best]
 

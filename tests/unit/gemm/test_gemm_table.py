@@ -72,7 +72,7 @@ def test_no_table_is_in_use_without_the_variable(monkeypatch: pytest.MonkeyPatch
         ("{", "cannot be read"),
         ("[]", "is not a table of fp8_gemm_sm90 with schema 1"),
         ('{"schema": 2, "op": "fp8_gemm_sm90"}', "is not a table of fp8_gemm_sm90 with schema 1"),
-        ({"sms": 0}, "must have gpu"),
+        ({"sms": "132"}, "must have gpu"),
         ({"choices": {}}, "must have gpu"),
         ({"choices": [1]}, r"choices\[0\] must have kind \(plain, masked"),
         ({"choices": [row(kind="odd")]}, r"choices\[0\] must have kind \(plain, masked"),
