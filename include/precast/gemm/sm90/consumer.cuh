@@ -177,9 +177,10 @@ class Fp8GemmConsumer {
     state_ = at.state;
   }
 
-  // Why in two pieces: what is asked before the sums are added is known when they are.
+  // Why in two pieces: what is asked before the sums are added is known when they are. Why no
+  // try_wait: behind the last block no stage becomes full, and it would wait for microseconds.
   __device__ __forceinline__ void look_ahead(Block& at) {
-    at.is_full = mbarrier_try_wait_parity(&shared_.stages.full[at.state.stage], at.state.parity);
+    at.is_full = mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
   }
   __device__ __forceinline__ void wait_full(const Block& at) {
     if (__builtin_expect(!at.is_full, 0)) shared_.stages.wait_full(at.state, "a full stage");

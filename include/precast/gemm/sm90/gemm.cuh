@@ -98,7 +98,7 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   params.p = p;
   params.use = cluster.use;
   const Fp8Scales& scales = p.a_scale;
-  params.has_four_scales = scales.rows_log2 == 0 && scales.block_stride == 1 &&
+  params.has_four_scales = !scales.packed && scales.rows_log2 == 0 && scales.block_stride == 1 &&
                            scales.depth_stride % 4 == 0 && scales.group_stride % 4 == 0 &&
                            reinterpret_cast<uint64_t>(scales.data) % 16 == 0;
   params.has_scales_in_row = params.has_four_scales && p.kind != TokenGroups::ranges;

@@ -37,7 +37,11 @@ class Fp8GemmProducer {
     if (warp == 0) {
       copy_operand<false>();
     } else if (warp == 1) {
-      copy_scales();
+      if (p_.a_scale.packed) {
+        unpack_scales();
+      } else {
+        copy_scales();
+      }
     } else if (warp == 2) {
       copy_operand<true>();
     }
@@ -115,6 +119,47 @@ class Fp8GemmProducer {
         if (lane < 2) cp_async_word(target + (Tile::kTokens + lane) * 4, of_weight, has_weight);
         of_weight += p_.b_scale.depth_stride;
         if (!params_.has_scales_in_row || lane < 2) cp_async_arrive(full);
+        state.advance();
+      }
+    }
+  }
+
+  // The same where four blocks of the depth have one word, which is loaded once. Lanes write what
+  // it says to shared memory, so that consumers need not know.
+  __device__ __forceinline__ void unpack_scales() {
+    constexpr int kOfLane = ceil_div(Tile::kTokens, 32);
+    const int lane = threadIdx.x % 32;
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    for (GemmTile tile; scheduler.next(tile);) {
+      const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride;
+      const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride;
+      const int last = ceil_div(p_.columns, kFp8Block) - 1;
+      of_weight += min(tile.column / kFp8Block + lane % 2, last) * p_.b_scale.block_stride;
+      float of_token[kOfLane], of_column = 0.0f;
+#pragma unroll 1
+      for (int block = depth.begin; block < depth.end; ++block) {
+        if (block == depth.begin || block % 4 == 0) {
+#pragma unroll
+          for (int i = 0; i < kOfLane; ++i) {
+            const int token = min(tile.token + i * 32 + lane, p_.tokens - 1);
+            of_token[i] = of_group[block / 4 * p_.a_scale.depth_stride +
+                                   (token >> p_.a_scale.rows_log2) * p_.a_scale.block_stride];
+          }
+          of_column = of_weight[block / 4 * p_.b_scale.depth_stride];
+        }
+        shared_.stages.sleep_until_empty(state, "an empty stage for unpacked scales");
+        float* target = shared_.scales[state.stage];
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) {
+          const int at = i * 32 + lane;
+          if (Tile::kTokens % 32 == 0 || at < Tile::kTokens) {
+            target[at] = unpacked_scale(of_token[i], block);
+          }
+        }
+        if (lane < 2) target[Tile::kTokens + lane] = unpacked_scale(of_column, block);
+        mbarrier_arrive(&shared_.stages.full[state.stage]);
         state.advance();
       }
     }

@@ -181,7 +181,7 @@ _DTYPE: dict[str, Callable[..., Any]] = {
 }
 _INDEXED = exports(
     "group_deepgemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indices:i32[m] "
+    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 m_indices:i32[m] "
     "out!:T=bf16|f16|f32[m,n] choice:int enable_pdl:pdl_on",
     _check_indexed,
     _OF_EACH,
@@ -190,7 +190,7 @@ _INDEXED = exports(
 )
 _COUNTED = exports(
     "batch_deepgemm_fp8_nt_groupwise",
-    "a:e4m3[groups,m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 masked_m:i32[groups] "
+    "a:e4m3[groups,m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 masked_m:i32[groups] "
     "out!:T=bf16|f16|f32[groups,m,n] expected_m:int choice:int enable_pdl:pdl_on",
     _check_counted,
     _OF_GROUPS,
@@ -199,7 +199,7 @@ _COUNTED = exports(
 )
 _RANGES = exports(
     "group_gemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indptr:i32[groups+1] "
+    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 m_indptr:i32[groups+1] "
     "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl_on",
     _check_ranges,
     _OF_GROUPS,
