@@ -18,6 +18,8 @@ from bench_attention import paged, ragged
 
 #: Requests, and tokens of each.
 SIZES = ((1, 1024), (1, 4096), (1, 16384), (8, 2048), (32, 512))
+#: The same for the plainest rows alone.
+MORE_SIZES = ((1, 8192), (1, 32768))
 #: A server's step of prefills.
 MIXED = (17, 9000, 300, 4000, 1200, 64, 7000, 2500)
 #: Query heads, KV heads, and both head dimensions of other models, with one size each.
@@ -45,6 +47,9 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             yield paged(batch(count, tokens, on_device=on_device), shape)
         for page in (1, 64):
             yield paged(batch(count, tokens, page=page), shape)
+    for count, tokens in MORE_SIZES:
+        yield ragged(batch(count, tokens), f"{count} x {tokens}")
+        yield paged(batch(count, tokens), f"{count} x {tokens}")
     mixed = Batch(MIXED, MIXED, dtype=dtype, kv_dtype=dtype)
     for made in (mixed, mixed._replace(on_device=True)):
         yield ragged(made, f"{len(MIXED)} of {min(MIXED)} to {max(MIXED)}")

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one mla module. Its macros are the axes of aot_configs/mla.toml.
+// The kernels of one mla module for wide tiles, and the choice of the tile. Its macros are the axes
+// of aot_configs/mla.toml.
 #include "precast/mla/mla.cuh"
 
 #if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
@@ -26,9 +27,20 @@ int attention_ctas_per_sm(int block_m) {
                          PRECAST_HEAD_DIM_KPE);
 }
 
+// csrc/mla/mla_narrow.cu
+cudaError_t mla_narrow(const MlaParams& params, bool enable_pdl, cudaStream_t stream);
+
 cudaError_t mla(const MlaParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_mla<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_CKV, PRECAST_HEAD_DIM_KPE>(
-      params, enable_pdl, stream);
+  if (params.schedule.shape.ctas == 0) return cudaSuccess;
+  switch (params.schedule.shape.block_m) {
+    case kMlaNarrowBlockM:
+      return mla_narrow(params, enable_pdl, stream);
+    case kMlaWideBlockM:
+      return launch_mla<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_CKV,
+                        PRECAST_HEAD_DIM_KPE, kMlaWideBlockM>(params, enable_pdl, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace precast

@@ -63,24 +63,14 @@ cudaError_t launch_mla_tile(const MlaParams& p, bool enable_pdl, cudaStream_t st
   }
 }
 
-// Launches the kernel of the tile that the plan was made for.
-template <typename Q, typename KV, int kDimCkv, int kDimKpe>
+// Launches the kernel of tiles of kRows rows, for which the plan was made.
+template <typename Q, typename KV, int kDimCkv, int kDimKpe, int kRows>
 cudaError_t launch_mla(const MlaParams& p, bool enable_pdl, cudaStream_t stream) {
-  if (p.schedule.shape.ctas == 0) return cudaSuccess;
   MlaParams rescaled = p;
   rescaled.scale *= Fp8Rescale<KV>::kScale;
   rescaled.out_scale *= Fp8Rescale<KV>::kScale;
-  constexpr int kKvBytes = sizeof(KV);
-  switch (p.schedule.shape.block_m) {
-    case kMlaNarrowBlockM:
-      return launch_mla_tile<MlaTile<kKvBytes, kDimCkv, kDimKpe, kMlaNarrowBlockM>, Q, KV>(
-          rescaled, enable_pdl, stream);
-    case kMlaWideBlockM:
-      return launch_mla_tile<MlaTile<kKvBytes, kDimCkv, kDimKpe, kMlaWideBlockM>, Q, KV>(
-          rescaled, enable_pdl, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return launch_mla_tile<MlaTile<sizeof(KV), kDimCkv, kDimKpe, kRows>, Q, KV>(rescaled, enable_pdl,
+                                                                              stream);
 }
 
 #endif

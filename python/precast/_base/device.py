@@ -51,7 +51,8 @@ def get_compute_capability(device: Device = None) -> tuple[int, int]:
 
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels for sm_90a run on the device."""
-    return device.type == "cuda" and _is_hopper(device_index(device))
+    index = device.index
+    return device.type == "cuda" and _is_hopper(device_index(device) if index is None else index)
 
 
 @functools.cache

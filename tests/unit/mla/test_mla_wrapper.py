@@ -132,6 +132,51 @@ def test_a_plan_that_cannot_be_is_refused(
     assert torch.equal(wrapper.run(**given), before)  # The plan before is still there.
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_indices": torch.zeros(3, 1, dtype=I32)}, "kv_indices must have one dimension, got"),
+        ({"kv_indptr": BATCH["kv_indptr"][:2]}, r"kv_indptr must have shape \[3\], got \[2\]"),
+        ({"kv_len_arr": torch.zeros(2, 1, dtype=I32)}, r"kv_len_arr must have shape \[2\], got"),
+        ({"kv_len_arr": torch.zeros(2, dtype=I32, device="meta")}, "must be on cpu or on the host"),
+    ],
+)
+def test_tables_that_are_not_of_one_batch_leave_the_buffers_of_graphs(
+    changes: dict[str, Any], words: str
+) -> None:
+    wrapper, given = graph_wrapper(), tensors()
+    wrapper.plan(**BATCH, **OPTIONS)
+    before = wrapper.run(**given)
+    with pytest.raises(ValueError, match=words):
+        wrapper.plan(**{**BATCH, **changes}, **OPTIONS)
+    assert torch.equal(wrapper.run(**given), before)
+
+
+def test_options_that_were_checked_once_are_not_those_of_another_plan() -> None:
+    """What follows from options is kept by their values, and a wrong one is refused each time."""
+    for _ in range(2):
+        assert planned(enable_pdl=False)._contract.enable_pdl is False
+        assert planned(enable_pdl=0)._contract.enable_pdl is False
+        assert planned()._contract.enable_pdl is True
+        assert planned(use_sinks=True)._contract.use_sinks is True
+        assert planned(q_data_type="bfloat16")._contract == planned()._contract
+        assert planned()._contract.is_flat_csr
+        assert not planned(**dict.fromkeys(BATCH), **TABLE)._contract.is_flat_csr
+        with pytest.raises(UnsupportedConfigError, match="kv_data_type must be bfloat16"):
+            planned(kv_data_type=torch.float16)
+        with pytest.raises(TypeError, match="missing required arguments: num_heads, sm_scale"):
+            planned(sm_scale=None, num_heads=None)
+        with pytest.raises(TypeError, match="missing required arguments: num_heads"):
+            planned(num_heads=None)
+        with pytest.raises((TypeError, ValueError), match="head_dim_ckv"):
+            planned(head_dim_ckv=[512])
+
+
+def test_a_shape_with_a_tile_is_the_shape_with_both_fields_replaced() -> None:
+    shape = PlanShape(*range(2, 2 + len(PlanShape._fields)))
+    assert shape.with_tile(77, True) == shape._replace(block_m=77, sm90=True)
+
+
 def test_other_backends_are_refused() -> None:
     for backend in ("cutlass", "xqa", "trtllm-gen", "cute-dsl", "x"):
         with pytest.raises(BackendSupportedError, match="backend="):

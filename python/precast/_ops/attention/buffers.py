@@ -55,6 +55,8 @@ _LEAST_STEPS = 1025
 #: Ranges with a step that are kept, 4 KiB each; a graph may read one as long as the process lives.
 _MOST_RANGES = 2048
 _ranges: dict[tuple[int, int, int], torch.Tensor] = {}
+#: The same, cut to the lengths that were asked for.
+_parts: dict[tuple[int, int, int], torch.Tensor] = {}
 
 
 def stepped_range(count: int, step: int, device: torch.device) -> tuple[torch.Tensor, bool]:
@@ -63,6 +65,10 @@ def stepped_range(count: int, step: int, device: torch.device) -> tuple[torch.Te
     What is not kept, because a CUDA graph is captured or there are too many, lives as long as the
     caller has it.
     """
+    asked = (count, step, -1 if device.index is None else device.index)
+    part = _parts.get(asked)
+    if part is not None:
+        return part, True
     size = ceil_pow2(max(count, _LEAST_STEPS))
     if step * (size - 1) > _MOST_INT32:
         size = count
@@ -79,7 +85,10 @@ def stepped_range(count: int, step: int, device: torch.device) -> tuple[torch.Te
         if is_capturing(device) or torch.compiler.is_compiling() or len(_ranges) >= _MOST_RANGES:
             return kept[:count], False
         _ranges[key] = kept
-    return kept[:count], True
+    part = kept[:count]
+    if len(_parts) < _MOST_RANGES and not torch.compiler.is_compiling():
+        _parts[asked] = part  # A view alone costs a sixth of a plan of a table.
+    return part, True
 
 
 def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> torch.Tensor:

@@ -40,6 +40,11 @@ class PlanShape(NamedTuple):
     sm90: bool = False  # for the kernels of attention_sm90, or of mla_sm90
     mla: bool = False  # for the kernels of mla: one KV head, whose values are columns of keys
 
+    def with_tile(self, block_m: int, sm90: bool) -> PlanShape:
+        """Return the shape for tiles of so many packed rows, of the kernels for Hopper or not."""
+        # Why not _replace: it takes three times as long, and every plan does this.
+        return PlanShape(*self[:9], block_m, *self[10:15], sm90, self.mla)
+
 
 class ScoreOptions(NamedTuple):
     """What scores depend on as kernels know it, in the order of the C++ struct of this name."""

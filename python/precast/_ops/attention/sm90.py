@@ -118,4 +118,4 @@ def takes_fp8(
 
 def with_tile(shape: PlanShape) -> PlanShape:
     """Return the shape of a plan for these kernels."""
-    return shape._replace(block_m=block_m(shape), sm90=True)
+    return shape.with_tile(block_m(shape), True)

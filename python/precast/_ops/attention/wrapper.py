@@ -259,11 +259,11 @@ class AttentionWrapper(PlanAttributes):
                         f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
                         f"{[*table.shape]}"
                     )
-        start = functools.partial(self._start, packed, lengths, given.non_blocking, fill)
+        start = packed, lengths, given.non_blocking, fill
         if self._checked_plans is None:
-            start()
+            self._start(*start)
         else:
-            self._checked_plans.append(start)
+            self._checked_plans.append(functools.partial(self._start, *start))
 
     def _start(
         self,
@@ -310,7 +310,7 @@ class AttentionWrapper(PlanAttributes):
         first = self._plan.shape
         invariant = shape.disable_split_kv or shape.fixed_split_size > 0
         if self._use_cuda_graph and first.block_m:
-            return shape._replace(block_m=first.block_m, sm90=first.sm90)
+            return shape.with_tile(first.block_m, first.sm90)
         if self._use_tensor_cores and self._requested_backend != "fa2":
             given = model.key[:2], shape
             is_theirs = (
@@ -326,7 +326,7 @@ class AttentionWrapper(PlanAttributes):
             block_m = tiles.largest(head_dims, self.device)
         else:
             block_m = tiles.choose(q_len, tokens, *heads, head_dims, self.device)
-        return shape._replace(block_m=block_m, sm90=False)
+        return shape.with_tile(block_m, False)
 
     def _settle_tile(self, tokens: int) -> AttentionPlan:
         """Return the plan for a first run of so many queries, divided again if its tile was wrong.

@@ -12,6 +12,7 @@ from precast._ops.attention.plan import Tables
 
 _CSR = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
 _DENSE = ("cum_seq_lens_q", "block_tables", "seq_lens")
+_FIELDS = (*_CSR, *_DENSE, "max_q_len")
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,21 @@ class MLAPlanMetadata:
         )
 
 
-def metadata_of(name: str, given: Any) -> tuple[MLAPlanMetadata, bool]:
-    """Return the one form that ``plan()`` was given, and whether it is a list of tensors."""
-    fields = [*_CSR, *_DENSE, "max_q_len"]
-    flat = [field for field in fields if getattr(given, field) is not None]
+def batch_of(name: str, given: Any) -> tuple[Any, bool]:
+    """Return what has the one form that ``plan()`` was given, and whether it is a list of tensors.
+
+    That is the arguments themselves or their metadata, which have fields of the same names.
+    """
+    # Why first: one whole form is all that engines give.
+    if given.metadata is None:
+        has_table, has_list = _is_whole_table(given), _is_whole_list(given)
+        no_table = given.cum_seq_lens_q is given.block_tables is given.seq_lens is None
+        no_list = given.qo_indptr is given.kv_indptr is given.kv_indices is given.kv_len_arr is None
+        if has_list and no_table and given.max_q_len is None:
+            return given, True
+        if has_table and no_list:
+            return given, False
+    flat = [field for field in _FIELDS if getattr(given, field) is not None]
     if given.metadata is not None:
         if not isinstance(given.metadata, MLAPlanMetadata):
             raise TypeError(
@@ -109,70 +121,97 @@ def metadata_of(name: str, given: Any) -> tuple[MLAPlanMetadata, bool]:
             raise ValueError(
                 f"{name}: metadata and {flat[0]} were both given; give the batch in one form"
             )
-        metadata, is_flat_csr = given.metadata, False
-    else:
-        if not flat:
-            raise TypeError(
-                f"{name}: the batch is missing. Fix: pass metadata=MLAPlanMetadata.csr(...) or "
-                f".dense(...)"
-            )
-        is_flat_csr = flat[0] in _CSR
-        if is_flat_csr and flat[-1] not in _CSR:
-            raise ValueError(
-                f"{name}: {flat[0]} and {flat[-1]} are of two forms of a batch; give one of them"
-            )
-        metadata = MLAPlanMetadata(*(getattr(given, field) for field in fields))
-    _check_forms(name, metadata)
-    return metadata, is_flat_csr
+        _check_forms(name, given.metadata)
+        return given.metadata, False
+    if not flat:
+        raise TypeError(
+            f"{name}: the batch is missing. Fix: pass metadata=MLAPlanMetadata.csr(...) or "
+            f".dense(...)"
+        )
+    is_flat_csr = flat[0] in _CSR
+    if is_flat_csr and flat[-1] not in _CSR:
+        raise ValueError(
+            f"{name}: {flat[0]} and {flat[-1]} are of two forms of a batch; give one of them"
+        )
+    _check_forms(name, given)
+    return given, is_flat_csr
 
 
-def _check_forms(name: str, metadata: MLAPlanMetadata) -> None:
+def _is_whole_list(batch: Any) -> bool:
+    has_bounds = not (batch.qo_indptr is None or batch.kv_indptr is None)
+    return has_bounds and not (batch.kv_indices is None or batch.kv_len_arr is None)
+
+
+def _is_whole_table(batch: Any) -> bool:
+    has_lengths = not (batch.cum_seq_lens_q is None or batch.seq_lens is None)
+    return has_lengths and batch.block_tables is not None
+
+
+def _check_forms(name: str, batch: Any) -> None:
     """Raise for a form of which something is missing."""
     forms = {}
     for form, fields in (("a list", _CSR), ("a table", _DENSE)):
-        given = [field for field in fields if getattr(metadata, field) is not None]
-        forms[form] = bool(given)
-        if given and len(given) < len(fields):
-            missing = ", ".join(field for field in fields if field not in given)
-            raise ValueError(f"{name}: {form} of pages also needs {missing}, got None")
+        missing = [field for field in fields if getattr(batch, field) is None]
+        forms[form] = len(missing) < len(fields)
+        if forms[form] and missing:
+            raise ValueError(f"{name}: {form} of pages also needs {', '.join(missing)}, got None")
     if not any(forms.values()):
         raise ValueError(f"{name}: metadata must have a list or a table of pages, got neither")
-    if metadata.max_q_len is not None and not forms["a table"]:
+    if batch.max_q_len is not None and not forms["a table"]:
         raise ValueError(f"{name}: max_q_len belongs to a table of pages, got a list")
 
 
-def tables_of(name: str, metadata: MLAPlanMetadata, device: torch.device) -> Tables:
-    """Return the tables of a plan, wherever they are; nothing is copied to the host."""
-    m: Any = metadata
-    if m.qo_indptr is not None:
-        tables = Tables(m.qo_indptr, m.kv_indptr, None, m.kv_indices, m.kv_len_arr)
-        batch = m.kv_len_arr.shape[0]
-        shapes = {"qo_indptr": batch + 1, "kv_indptr": batch + 1, "kv_len_arr": batch}
+def tables_of(name: str, batch: Any, device: torch.device) -> tuple[Tables, int, bool]:
+    """Return the tables of a plan, the number of requests, and whether kernels read them in place.
+
+    Nothing is copied to the host.
+    """
+    bounds = batch.qo_indptr
+    is_list = bounds is not None
+    if is_list:
+        indptr, indices, lens = batch.kv_indptr, batch.kv_indices, batch.kv_len_arr
     else:
-        batch = m.seq_lens.shape[0] if m.seq_lens.dim() else 0
-        if m.block_tables.dim() != 2 or m.block_tables.shape[0] != batch:
+        bounds, lens, table = batch.cum_seq_lens_q, batch.seq_lens, batch.block_tables
+        requests = lens.numel()
+        if table.dim() != 2 or table.shape[0] != requests:
             raise ValueError(
-                f"{name}: block_tables must have shape [{batch}, pages] as seq_lens has {batch} "
-                f"requests, got {[*m.block_tables.shape]}"
+                f"{name}: block_tables must have shape [{requests}, pages] as seq_lens has "
+                f"{requests} requests, got {[*table.shape]}"
             )
-        shapes = {"cum_seq_lens_q": batch + 1, "seq_lens": batch}
-        indptr, indices = list_of_pages(m.block_tables, device)
-        tables = Tables(m.cum_seq_lens_q, indptr, None, indices, m.seq_lens)
-    for field, size in shapes.items():
-        shape = [*getattr(m, field).shape]
+        indptr, indices = list_of_pages(table, device)
+    count = lens.numel()
+    if not (bounds.shape == indptr.shape == (count + 1,) and lens.dim() == indices.dim() == 1):
+        _raise_shape(name, batch, is_list, count)
+    in_place = True
+    for tensor in (bounds, indptr, indices, lens):
+        if tensor.device != device:
+            in_place = False
+            _check_places(name, batch, device)
+        elif tensor.dtype is not torch.int32:
+            in_place = False
+    return Tables(bounds, indptr, None, indices, lens), count, in_place
+
+
+def _raise_shape(name: str, batch: Any, is_list: bool, count: int) -> None:
+    """Raise for the tensor whose shape is not that of a batch of ``count`` requests."""
+    fields = ("qo_indptr", "kv_indptr", "kv_len_arr") if is_list else ("cum_seq_lens_q", "seq_lens")
+    for field in fields:
+        shape, size = [*getattr(batch, field).shape], count + (field != fields[-1])
         if shape != [size]:
             raise ValueError(f"{name}: {field} must have shape [{size}], got {shape}")
-    if m.kv_indices is not None and m.kv_indices.dim() != 1:
-        raise ValueError(
-            f"{name}: kv_indices must have one dimension, got shape {[*m.kv_indices.shape]}"
-        )
+    raise ValueError(
+        f"{name}: kv_indices must have one dimension, got shape {[*batch.kv_indices.shape]}"
+    )
+
+
+def _check_places(name: str, batch: Any, device: torch.device) -> None:
+    """Raise for a tensor that is neither on the device nor on the host."""
     for field in (*_CSR, *_DENSE):
-        tensor = getattr(m, field)
+        tensor = getattr(batch, field)
         if tensor is not None and tensor.device not in (device, torch.device("cpu")):
             raise ValueError(
                 f"{name}: {field} must be on {device} or on the host, got {tensor.device}"
             )
-    return tables
 
 
 def list_of_pages(

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from precast._base.dtypes import dtype_word
-from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op import mode
 from precast._op.ranges import POSITIVE
 from precast._op.scalars import RAW_KINDS, check_number
 from precast._op.torch_ops import torch_ops
-from precast._ops.attention.run import check_word as _check_word
 from precast._ops.attention.run import split_scale
 from precast._ops.attention.validation import check_shape_dtype_device
 from precast._ops.attention.wrapper import AttentionWrapper
@@ -25,6 +22,7 @@ from precast._ops.mla import kernels
 
 if TYPE_CHECKING:
     from precast._ops.attention.plan import AttentionPlan
+    from precast._ops.mla.options import Contract
 
 _reference = False  # mode.follow() keeps it up to date.
 mode.follow(globals())
@@ -36,76 +34,6 @@ Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 #: ``ckv_scale``, ``ckv_scale_arr`` and ``kpe_scale``, or ``bmm1_scale`` and ``bmm2_scale``.
 Scales: TypeAlias = "tuple[Any, ...]"
 
-_8_BIT_OUTPUTS = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-class Contract(NamedTuple):
-    """What a plan says of the options of its runs."""
-
-    is_flat_csr: bool = False
-    lse_mode: str = "none"
-    has_o_scale: bool = False
-    scale_mode: str = "default"
-    use_sinks: bool = False
-    enable_pdl: bool = True
-
-    def check(
-        self,
-        w: PlannedWrapper,
-        lse: tuple[Any, Any, Any],
-        o_scale: Any,
-        sinks: Any,
-        kv_scales: Scales,
-        bmm_scales: Scales,
-    ) -> None:
-        """Raise unless a run has the options of its plan.
-
-        ``lse`` are ``return_lse``, ``lse`` and ``return_lse_base_on_e``.
-        """
-        # Why first: it is all that most runs need.
-        if lse[0] is False and lse[1] is None and lse[2] is False:
-            lse_mode = "none"
-        else:
-            names = ("return_lse", "lse", "return_lse_base_on_e")
-            type(w)._run_arguments.check(dict(zip(names, lse)))
-            lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
-        is_dynamic = self.is_flat_csr and self.lse_mode == "none"
-        if lse_mode != self.lse_mode and not is_dynamic:
-            self._raise(w, "lse_mode", self.lse_mode, f"a run with {lse_mode!r}")
-        if (o_scale is not None) != self.has_o_scale:
-            planned = "per-tensor" if self.has_o_scale else "none"
-            self._raise(w, "output_scale", planned, f"o_scale={o_scale!r}")
-        if (sinks is not None) != self.use_sinks:
-            self._raise(w, "use_sinks", self.use_sinks, _given("sinks", sinks))
-        ckv, ckv_arr, kpe = kv_scales
-        has_kv, has_bmm = (
-            any(scale is not None for scale in scales) for scales in (kv_scales, bmm_scales)
-        )
-        mode = self.scale_mode
-        if mode == "default" and not has_kv and not has_bmm:
-            return
-        if mode == "kv-per-tensor" and not has_bmm:
-            if (ckv is None) == (ckv_arr is None) or kpe is None:
-                raise ValueError(
-                    f"{w._name}.run: with kv_data_type float8_e4m3fn, kpe_scale and one of "
-                    f"ckv_scale and ckv_scale_arr must be given, got {_given('ckv_scale', ckv)}, "
-                    f"{_given('ckv_scale_arr', ckv_arr)} and {_given('kpe_scale', kpe)}"
-                )
-            return
-        if mode == "bmm-scalar" and not has_kv and all(x is not None for x in bmm_scales):
-            return
-        scales = ("ckv_scale", "ckv_scale_arr", "kpe_scale", "bmm1_scale", "bmm2_scale")
-        values = zip(scales, (*kv_scales, *bmm_scales))
-        given = [name for name, value in values if value is not None]
-        self._raise(w, "scale_mode", mode, f"a run with {', '.join(given) or 'no scales'}")
-
-    def _raise(self, w: PlannedWrapper, option: str, planned: Any, got: str) -> None:
-        w._check_planned(f"{w._name}.run")
-        raise ValueError(
-            f"{w._name}.run: the plan has {option}={planned!r}, got {got}. Fix: plan with what "
-            f"runs need"
-        )
-
 
 class PlannedWrapper(AttentionWrapper):
     """A wrapper whose plan says what options its runs have."""
@@ -113,43 +41,65 @@ class PlannedWrapper(AttentionWrapper):
     _contract: Contract
 
 
+def check_contract(
+    w: PlannedWrapper,
+    lse: tuple[Any, Any, Any],
+    o_scale: Any,
+    sinks: Any,
+    kv_scales: Scales,
+    bmm_scales: Scales,
+) -> None:
+    """Raise unless a run has the options of its plan.
+
+    ``lse`` are ``return_lse``, ``lse`` and ``return_lse_base_on_e``.
+    """
+    contract = w._contract
+    if lse[0] is False and lse[1] is None and lse[2] is False:
+        lse_mode = "none"
+    else:
+        names = ("return_lse", "lse", "return_lse_base_on_e")
+        type(w)._run_arguments.check(dict(zip(names, lse)))
+        lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
+    is_dynamic = contract.is_flat_csr and contract.lse_mode == "none"
+    if lse_mode != contract.lse_mode and not is_dynamic:
+        _raise_contract(w, "lse_mode", contract.lse_mode, f"a run with {lse_mode!r}")
+    if (o_scale is not None) != contract.has_o_scale:
+        planned = "per-tensor" if contract.has_o_scale else "none"
+        _raise_contract(w, "output_scale", planned, f"o_scale={o_scale!r}")
+    if (sinks is not None) != contract.use_sinks:
+        _raise_contract(w, "use_sinks", contract.use_sinks, _given("sinks", sinks))
+    ckv, ckv_arr, kpe = kv_scales
+    has_kv = not (ckv is ckv_arr is kpe is None)
+    has_bmm = not (bmm_scales[0] is bmm_scales[1] is None)
+    mode = contract.scale_mode
+    if mode == "default" and not has_kv and not has_bmm:
+        return
+    if mode == "kv-per-tensor" and not has_bmm:
+        if (ckv is None) == (ckv_arr is None) or kpe is None:
+            raise ValueError(
+                f"{w._name}.run: with kv_data_type float8_e4m3fn, kpe_scale and one of "
+                f"ckv_scale and ckv_scale_arr must be given, got {_given('ckv_scale', ckv)}, "
+                f"{_given('ckv_scale_arr', ckv_arr)} and {_given('kpe_scale', kpe)}"
+            )
+        return
+    if mode == "bmm-scalar" and not has_kv and all(x is not None for x in bmm_scales):
+        return
+    scales = ("ckv_scale", "ckv_scale_arr", "kpe_scale", "bmm1_scale", "bmm2_scale")
+    values = zip(scales, (*kv_scales, *bmm_scales))
+    given = [name for name, value in values if value is not None]
+    _raise_contract(w, "scale_mode", mode, f"a run with {', '.join(given) or 'no scales'}")
+
+
+def _raise_contract(w: PlannedWrapper, option: str, planned: Any, got: str) -> None:
+    w._check_planned(f"{w._name}.run")
+    raise ValueError(
+        f"{w._name}.run: the plan has {option}={planned!r}, got {got}. Fix: plan with what "
+        f"runs need"
+    )
+
+
 def _given(option: str, value: Any) -> str:
     return f"no {option}" if value is None else option
-
-
-# -- options of plan() ----------------------------------------------------------------------------
-
-
-def check_word(name: str, option: str, value: object, legal: tuple[str, ...]) -> None:
-    """Raise unless an option of ``plan()`` is one of its words."""
-    _check_word(f"{name}: {option}", value, legal)
-
-
-def check_dtypes(
-    name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype, contract: Contract
-) -> None:
-    """Raise for dtypes that no module has; those of a mode that needs none pass."""
-    if q.itemsize == 1 or not q.is_floating_point:
-        raise UnsupportedConfigError(
-            f"{name}: q_data_type must be float16 or bfloat16, got {dtype_word(q)}: only caches "
-            f"may be of 8 bits"
-        )
-    if kv not in (q, torch.float8_e4m3fn):
-        raise UnsupportedConfigError(
-            f"{name}: kv_data_type must be {dtype_word(q)} as q_data_type or float8_e4m3fn, got "
-            f"{dtype_word(kv)}"
-        )
-    if o not in (_8_BIT_OUTPUTS if contract.has_o_scale else (q,)):
-        legal = "float8_e4m3fn or float8_e5m2" if contract.has_o_scale else dtype_word(q)
-        raise UnsupportedConfigError(
-            f"{name}: output_dtype must be {legal} with output_scale="
-            f"{'per-tensor' if contract.has_o_scale else 'none'!r}, got {dtype_word(o)}"
-        )
-    if contract.scale_mode == "kv-per-tensor" and kv.itemsize > 1:
-        raise UnsupportedConfigError(
-            f"{name}: scale_mode must be 'default' or 'bmm-scalar' for kv_data_type "
-            f"{dtype_word(kv)}, got 'kv-per-tensor'"
-        )
 
 
 # -- arguments of run() ---------------------------------------------------------------------------
@@ -173,13 +123,21 @@ def parts(
     both: Any,
 ) -> Parts:
     """Return queries or caches as two tensors: given so, as a pair, or as one tensor."""
-    width = w._plan.shape.head_dim_vo
+    shape = w._plan.shape
+    width = shape.head_dim_vo
+    if (
+        both is None
+        and width != shape.head_dim_qk
+        and isinstance(compressed, torch.Tensor)
+        and isinstance(rotary, torch.Tensor)
+    ):
+        return compressed, rotary  # Why first: it is all that most runs need.
     if both is None:
         if compressed is None:
             raise TypeError(
                 f"{w._name}.run: {name} or {names[0]} and {names[1]} must be given, got neither"
             )
-        if rotary is None and w._plan.shape.head_dim_qk != width:
+        if rotary is None and shape.head_dim_qk != width:
             raise ValueError(f"{w._name}.run: {names[1]} must be given with {names[0]}, got None")
         both = compressed, rotary
     elif compressed is not None or rotary is not None:
@@ -187,7 +145,7 @@ def parts(
             f"{w._name}.run: {name} and {names[0]} or {names[1]} were both given; give one form"
         )
     elif isinstance(both, torch.Tensor):
-        columns = w._plan.shape.head_dim_qk
+        columns = shape.head_dim_qk
         if w._plan.is_launched and (not both.dim() or both.shape[-1] != columns):
             raise ValueError(
                 f"{w._name}.run: {name} must have {columns} columns, {width} and "
@@ -349,8 +307,11 @@ def _outputs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the caller's outputs, which the export checks, or new ones."""
     if out is None:
-        new = q_nope.new_zeros if plan.hints.pads else q_nope.new_empty
-        out = new(q_nope.shape, dtype=plan.model.o_dtype)
+        if plan.hints.pads:
+            out = q_nope.new_zeros(q_nope.shape, dtype=plan.model.o_dtype)
+        else:  # Why not new_empty: it takes twice as long.
+            layout = torch.contiguous_format
+            out = torch.empty_like(q_nope, dtype=plan.model.o_dtype, memory_format=layout)
     elif not plan.model.writes_outputs:  # The export does not see it.
         check_shape_dtype_device(out, q_nope.shape, plan.model.o_dtype, q_nope.device, "out")
     if return_lse and lse is None:

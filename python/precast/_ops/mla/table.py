@@ -137,8 +137,8 @@ def _shape(c: TableCall) -> PlanShape:
     device = c.query.device
     queries = c.q_len or None, tokens, device
     if c.sm_scale > 0 and tiles.suits_sm90((c.query.dtype, c.kv_cache.dtype), shape, *queries):
-        return shape._replace(block_m=tiles.SM90_BLOCK_M, sm90=True)
-    return shape._replace(block_m=tiles.block_m(shape, *queries))
+        return shape.with_tile(tiles.SM90_BLOCK_M, True)
+    return shape.with_tile(tiles.block_m(shape, *queries), False)
 
 
 def _run(words: Words, fields: list[str], run: Callable[..., None], *args: Any) -> None:

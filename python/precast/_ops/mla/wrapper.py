@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._base.dtypes import canonicalize_torch_dtype, dtype_word
-from precast._base.errors import UnsupportedConfigError
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import backends, kernels, validation
@@ -22,26 +21,15 @@ from precast._ops.mla import run as running
 from precast._ops.mla import tiles
 from precast._ops.mla._docs import PLAN, RUN
 from precast._ops.mla.cached_module import MLACachedModule
-from precast._ops.mla.metadata import MLAPlanMetadata, list_of_pages, metadata_of, tables_of
+from precast._ops.mla.metadata import MLAPlanMetadata, batch_of, list_of_pages, tables_of
+from precast._ops.mla.options import Contract, checked_options
 from precast._ops.mla.reference import batch_mla_paged_attention_reference
-from precast._ops.mla.run import Contract, PlannedWrapper, Scale
+from precast._ops.mla.run import PlannedWrapper, Scale
 from precast._ops.mla.trace import mla_trace
 from precast.api_logging import precast_api
 
-_REQUIRED = (
-    *("num_heads", "head_dim_ckv", "head_dim_kpe", "page_size", "causal", "sm_scale"),
-    *("q_data_type", "kv_data_type"),
-)
 #: Arguments of plan() whose truth counts.
 _FLAGS = ("causal", "use_profiler", "skip_softmax", "enable_pdl", "use_sinks")
-#: The words of options.
-_WORDS = {
-    "query_layout": ("split", "packed"),
-    "kv_cache_layout": ("split", "packed"),
-    "lse_mode": ("none", "base2", "basee"),
-    "output_scale": ("none", "per-tensor"),
-    "scale_mode": ("default", "kv-per-tensor", "bmm-scalar", "bmm-tensor"),
-}
 _TRACE = mla_trace(batch_mla_paged_attention_reference, lambda: BatchMLAPagedAttentionWrapper)
 
 
@@ -160,78 +148,45 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     def _plan_mla(self, given: Any) -> None:
         name = f"{self._name}.plan"
-        missing = [option for option in _REQUIRED if getattr(given, option) is None]
-        if missing:
-            raise TypeError(f"{name}: missing required arguments: {', '.join(missing)}")
-        metadata, is_flat_csr = metadata_of(name, given)
-        contract = self._contract_of(name, given, is_flat_csr)
-        validation.check_page_size(name, given.page_size)
-        tables = tables_of(name, metadata, self.device)
+        batch, is_flat_csr = batch_of(name, given)
+        model, contract = checked_options(name, given, is_flat_csr, self._device_index)
+        tables, count, in_place = tables_of(name, batch, self.device)
         assert tables.qo_indptr is not None
-        rows, q_len = -1, metadata.max_q_len
+        rows, q_len = -1, batch.max_q_len
         if not tables.qo_indptr.is_cuda:
             rows, q_len = total_and_longest(tables.qo_indptr, q_len)
-        model = _model(name, given, contract, self._device_index)
-        if model.kv_dtype.itemsize == 1 and contract.scale_mode == "default":
-            contract = contract._replace(scale_mode="kv-per-tensor")
+        ckv, causal, sm_scale = given.head_dim_ckv, given.causal, given.sm_scale
         shape = PlanShape(
-            batch_size=tables.qo_indptr.shape[0] - 1,
-            rows=rows,
-            page_size=given.page_size,
-            num_qo_heads=given.num_heads,
-            num_kv_heads=1,
-            head_dim_qk=given.head_dim_ckv + given.head_dim_kpe,
-            head_dim_vo=given.head_dim_ckv,
-            kv_bytes=model.kv_dtype.itemsize,
-            causal=given.causal,
+            count,
+            rows,
+            0,
+            given.page_size,
+            given.num_heads,
+            1,
+            ckv + given.head_dim_kpe,
+            ckv,
+            model.kv_dtype.itemsize,
+            causal=causal,
             mla=True,
         )
-        options = _PlanOptions(given.sm_scale)
         is_first = not (self._use_cuda_graph and self._plan.shape.block_m)
-        tokens = None if rows < 0 else rows
-        shape = self._with_tile(model, shape, q_len, tokens, given.sm_scale)
-        if shape.sm90 and given.sm_scale <= 0:
+        shape = self._with_tile(model, shape, q_len, None if rows < 0 else rows, sm_scale)
+        if shape.sm90 and sm_scale <= 0:
             raise ValueError(
                 f"{name}: sm_scale must be positive as in the first plan, whose kernels a CUDA "
-                f"graph keeps, got {given.sm_scale}. Fix: make the wrapper with backend='fa2'"
+                f"graph keeps, got {sm_scale}. Fix: make the wrapper with backend='fa2'"
             )
-        if self._use_cuda_graph:
-            self._check_frozen(name, shape.batch_size, tables)
         guesses = rows < 0 and q_len is None and is_first and not shape.sm90
-        hints = Hints(
-            max_q_len=q_len,
-            block_tables=metadata.block_tables,
-            pads=self._use_cuda_graph,
-            guesses_tile=guesses,
-        )
-        kept = self._plan.tables
-        if not self._use_cuda_graph:
+        hints = Hints(q_len, None, None, batch.block_tables, self._use_cuda_graph, False, guesses)
+        if self._use_cuda_graph:
+            self._check_frozen(name, count, tables)
+            kept = self._plan.tables
+        elif in_place:
+            kept = tables
+        else:
             kept = Tables(*(t if t is None else self._on_device(t, True) for t in tables))
-        self._launch(options, model, shape, given.causal, tables, kept, hints)
+        self._launch(_PlanOptions(sm_scale), model, shape, causal, tables, kept, hints)
         self._contract = contract
-
-    def _contract_of(self, name: str, given: Any, is_flat_csr: bool) -> Contract:
-        """Return what runs are told besides tensors; raise for what no kernel has."""
-        for option, words in _WORDS.items():
-            value = getattr(given, option)
-            if not (value is None and option.endswith("_layout")):
-                running.check_word(name, option, value, words)
-        for option in ("use_profiler", "skip_softmax"):
-            if getattr(given, option):
-                raise NotImplementedError(f"{name}: {option} must be False: no kernel here has it")
-        if given.scale_mode == "bmm-tensor":
-            raise NotImplementedError(
-                f"{name}: scale_mode must not be 'bmm-tensor', which no kernel here has. Fix: pass "
-                f"scale_mode='bmm-scalar'"
-            )
-        return Contract(
-            is_flat_csr=is_flat_csr,
-            lse_mode=given.lse_mode,
-            has_o_scale=given.output_scale != "none",
-            scale_mode=given.scale_mode,
-            use_sinks=given.use_sinks,
-            enable_pdl=given.enable_pdl is not False,
-        )
 
     @precast_api
     @gathers(_plan_mla, (*_FLAGS, "max_q_len"))
@@ -344,7 +299,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         """Return the shape with its tile and kernels; ``sm_scale``: that of the plan, if None."""
         first = self._plan.shape
         if self._use_cuda_graph and first.block_m:
-            return shape._replace(block_m=first.block_m, sm90=first.sm90)
+            return shape.with_tile(first.block_m, first.sm90)
         scale = self._plan.scores.sm_scale if sm_scale is None else sm_scale
         tokens = self._latest_tokens if tokens is None else tokens
         if self._requested_backend != "fa2" and (scale or 0.0) > 0:
@@ -355,11 +310,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 else tiles.suits_sm90(*given, q_len, tokens, self.device)
             )
             if is_theirs:
-                return shape._replace(block_m=tiles.SM90_BLOCK_M, sm90=True)
+                return shape.with_tile(tiles.SM90_BLOCK_M, True)
             if self._requested_backend == "fa3":
                 backends.note_fa3()
-        block_m = tiles.block_m(shape, q_len, tokens, self.device)
-        return shape._replace(block_m=block_m, sm90=False)
+        return shape.with_tile(tiles.block_m(shape, q_len, tokens, self.device), False)
 
     def _check_frozen(self, name: str, batch_size: int, tables: Tables) -> None:
         """Check the sizes that CUDA graphs keep."""
@@ -490,14 +444,16 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         caches = running.parts(
             self, ("ckv_cache", "kpe_cache"), ckv_cache, kpe_cache, "kv_cache", kv_cache
         )
-        self._contract.check(
-            self,
-            (return_lse, lse, return_lse_base_on_e),
-            o_scale,
-            sinks,
-            (ckv_scale, ckv_scale_arr, kpe_scale),
-            (bmm1_scale, bmm2_scale),
-        )
+        kv_scales = ckv_scale, ckv_scale_arr, kpe_scale
+        bmm_scales = bmm1_scale, bmm2_scale
+        if not (
+            self._contract.is_plain
+            and return_lse is return_lse_base_on_e is False
+            and lse is o_scale is sinks is ckv_scale is ckv_scale_arr is None
+            and kpe_scale is bmm1_scale is bmm2_scale is None
+        ):
+            lse_options = return_lse, lse, return_lse_base_on_e
+            running.check_contract(self, lse_options, o_scale, sinks, kv_scales, bmm_scales)
         if not (kv_len is page_table is None):
             self._divide_for(kv_len, page_table)
         return running.run(
@@ -510,29 +466,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             return_lse_base_on_e,
             o_scale,
             sinks,
-            (ckv_scale, ckv_scale_arr, kpe_scale),
-            (bmm1_scale, bmm2_scale),
+            kv_scales,
+            bmm_scales,
         )
 
     _run_arguments = public_arguments(run, f"{_name}.run")
-
-
-def _model(name: str, given: Any, contract: Contract, device_index: int) -> Model:
-    """Check what does not depend on the batch, and choose the module."""
-    q, kv = (
-        canonicalize_torch_dtype(getattr(given, option), f"{name}: {option}")
-        for option in ("q_data_type", "kv_data_type")
-    )
-    o = q
-    if given.output_dtype is not None:
-        o = canonicalize_torch_dtype(given.output_dtype, f"{name}: output_dtype")
-    running.check_dtypes(name, q, kv, o, contract)
-    head_dims = given.head_dim_ckv, given.head_dim_kpe
-    if head_dims not in tiles.HEAD_DIMS:
-        legal = ", ".join(f"{ckv}/{kpe}" for ckv, kpe in sorted(tiles.HEAD_DIMS, reverse=True))
-        raise UnsupportedConfigError(
-            f"{name}: head_dim_ckv/head_dim_kpe must be one of {legal}, got "
-            f"{head_dims[0]}/{head_dims[1]}"
-        )
-    validation.check_heads(name, given.num_heads, 1)
-    return Model(q, kv, o, (q, kv, *head_dims, device_index), writes_outputs=o is q)
