@@ -123,9 +123,9 @@ void run_fp8_gemm(const Fp8GemmCall& call, int64_t groups, int64_t expected_toke
   params.depth = static_cast<int>(depth);
   params.a = matrix_of(call.a);
   params.b = matrix_of(call.b);
-  params.a_scale = scales_of(call.a_scale, has_groups_of_a, groups, tokens, depth,
-                             call.a_scale_rows == 1 ? 0 : kFp8BlockLog2, call.a_scale_k_major,
-                             false);
+  params.a_scale =
+      scales_of(call.a_scale, has_groups_of_a, groups, tokens, depth,
+                call.a_scale_rows == 1 ? 0 : kFp8BlockLog2, call.a_scale_k_major, false);
   params.b_scale = scales_of(call.b_scale, has_groups_of_b, groups, columns, depth, kFp8BlockLog2,
                              call.b_scale_k_major, true);
   call.out.unit_stride_output();

@@ -37,8 +37,8 @@ struct GemmMatrix {
 using Fp8Matrix = GemmMatrix;
 
 // The scales of a matrix; strides are in elements. The scales of a group span less than 2^32 - 1.
-// Packed ones are exponents with a bias of 127 (ue8m0), four blocks of the depth in an element of 32
-// bits, the first one in the lowest byte.
+// Packed ones are exponents with a bias of 127 (ue8m0), four blocks of the depth in an element of
+// 32 bits, the first one in the lowest byte.
 struct Fp8Scales {
   const float* data;     // [groups, row blocks, depth blocks], in any order in memory
   int64_t block_stride;  // to the next block of rows

@@ -33,9 +33,10 @@ struct Fp8Factors {
   static constexpr int kSegments = Tile::kColumns / kSegment;
   float of_segment[kSegments][2];  // [segment, row l / 4 or the one eight below]
 
-  // `column` is the tile's first.
-  __device__ __forceinline__ Fp8Factors(const float* scales, int row, int column) {
-    const float token[2] = {scales[row], scales[row + 8]};
+  // Of the lane's rows `row` + `further` and eight below; `column` is the tile's first.
+  __device__ __forceinline__ Fp8Factors(const float* scales, int row, int further, int column) {
+    const float* of_row = scales + row;
+    const float token[2] = {of_row[further], of_row[further + 8]};
     if constexpr (kFp8Block % Tile::kColumns == 0) {  // the tile lies in one block
       const float of_weight = scales[Tile::kTokens];
       of_segment[0][0] = token[0] * of_weight;
@@ -61,7 +62,7 @@ template <typename Tile>
 struct Fp8Factors<Tile, true> {
   float2 of_pair[Tile::kColumns / 8];  // columns 8 j + 2 q and the next
 
-  __device__ __forceinline__ Fp8Factors(const float* scales, int, int) {
+  __device__ __forceinline__ Fp8Factors(const float* scales, int, int, int) {
     const float weight = scales[Tile::kTokens];
     const int q = threadIdx.x % 4;
 #pragma unroll
@@ -87,7 +88,8 @@ class Fp8GemmConsumer {
   struct Block {
     State state;
     bool is_full;
-    int warpgroup;
+    uint32_t rows, columns;  // places of the stage's operands, units of 16 bytes
+    uint32_t scales;         // bytes from those of the first stage
   };
 
  public:
@@ -97,7 +99,8 @@ class Fp8GemmConsumer {
       : params_(params),
         shared_(shared),
         blocks_(DepthRange(params).count()),
-        first_place_(uniform(buffers.base >> 4)),
+        base_(uniform(buffers.base)),
+        warpgroup_(uniform(threadIdx.x / kWarpgroupSize) - 1),
         row_(kept(row_of(0))),
         releases_in_(kept(cta_to_release(params))) {}
 
@@ -140,9 +143,8 @@ class Fp8GemmConsumer {
   }
 
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
-    Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))},
-                false,
-                uniform(threadIdx.x / kWarpgroupSize) - 1};
+    Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))}};
+    locate(at);
     const int blocks = uniform(blocks_);
     if constexpr (Tile::kOverlaps) {
       accumulate_overlapped(tile, at, blocks, sums[0]);
@@ -155,19 +157,19 @@ class Fp8GemmConsumer {
 #pragma unroll(Tile::kParts > 1 ? 2 : 1)
       for (int left = blocks; left > 0; --left) {
         wait_full(at);
-        const State here = at.state;
+        const Block here = at;
         Factors factors = load_factors(here, tile, 0);
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
           const bool is_last = part == Tile::kParts - 1;
-          multiply(at, part, acc);
+          multiply(here, part, acc);
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
           const Factors of_next = is_last ? factors : load_factors(here, tile, part + 1);
           if (is_last) {
             release(here);
-            at.state.advance();
-            look_ahead(at);
+            advance(at);
+            at.is_full = is_full(at);
           }
           add(sums[part], acc, factors);
           factors = of_next;
@@ -177,10 +179,26 @@ class Fp8GemmConsumer {
     state_ = at.state;
   }
 
-  // Why in two pieces: what is asked before the sums are added is known when they are. Why no
-  // try_wait: behind the last block no stage becomes full, and it would wait for microseconds.
-  __device__ __forceinline__ void look_ahead(Block& at) {
-    at.is_full = mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
+  // Goes to the next stage. Why the places are kept: the compiler would compute them when the sums
+  // are added, and the tensor cores would wait for it.
+  __device__ __forceinline__ void advance(Block& at) const {
+    at.state.advance();
+    locate(at);
+    at.rows = kept(at.rows);
+    at.columns = kept(at.columns);
+    at.scales = kept(at.scales);
+  }
+  __device__ __forceinline__ void locate(Block& at) const {
+    const uint32_t stage = (base_ >> 4) + at.state.stage * (Tile::kStageBytes >> 4);
+    at.rows = stage + warpgroup_ * (64 * Tile::kRowBytes >> 4);
+    at.columns = stage + (Tile::kRowOperandBytes >> 4);
+    at.scales = at.state.stage * Tile::kScales * uint32_t(sizeof(float));
+  }
+
+  // What is asked before sums are added is known when they are. Behind the last block no stage may
+  // become full; try_wait would wait there for microseconds.
+  __device__ __forceinline__ bool is_full(const Block& at) const {
+    return mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
   }
   __device__ __forceinline__ void wait_full(const Block& at) {
     if (__builtin_expect(!at.is_full, 0)) shared_.stages.wait_full(at.state, "a full stage");
@@ -191,19 +209,19 @@ class Fp8GemmConsumer {
                                                         Acc& sums) {
     if (left == 0) return;
     Acc even, odd;
-    State last = at.state;
+    Block last = at;
     start(at, even);
 #pragma unroll 1
     for (; left > 2; left -= 2) {
-      const State middle = at.state;
+      const Block middle = at;
       start(at, odd);
       finish<1>(at, last, tile, sums, even);
-      last = at.state;
+      last = at;
       start(at, even);
       finish<1>(at, middle, tile, sums, odd);
     }
     if (left == 2) {
-      const State middle = at.state;
+      const Block middle = at;
       start(at, odd);
       finish<1>(at, last, tile, sums, even);
       finish<0>(at, middle, tile, sums, odd);
@@ -216,18 +234,18 @@ class Fp8GemmConsumer {
   __device__ __forceinline__ void start(Block& at, Acc& acc) {
     wait_full(at);
     multiply(at, 0, acc);
-    at.state.advance();
+    advance(at);
   }
 
   // Adds the product of the stage `of`, when at most kPending later ones are not complete.
   template <int kPending>
-  __device__ __forceinline__ void finish(Block& at, const State& of, const GemmTile& tile,
+  __device__ __forceinline__ void finish(Block& at, const Block& of, const GemmTile& tile,
                                          Acc& sums, Acc& acc) {
     const Factors factors = load_factors(of, tile, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
     release(of);
-    look_ahead(at);
+    at.is_full = is_full(at);
     add(sums, acc, factors);
   }
 
@@ -235,10 +253,8 @@ class Fp8GemmConsumer {
   __device__ __forceinline__ void multiply(const Block& at, int part, Acc& acc) const {
     using Mma = Wgmma<e4m3, Tile::kColumns>;
     constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
-    const uint32_t stage = first_place_ + at.state.stage * (Tile::kStageBytes >> 4);
-    const uint32_t rows =
-        stage + (part * Tile::kConsumers + at.warpgroup) * (64 * Tile::kRowBytes >> 4);
-    const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
+    const uint32_t rows = at.rows + part * (Tile::kConsumers * 64 * Tile::kRowBytes >> 4);
+    const uint32_t columns = at.columns;
     wgmma_fence();
     if constexpr (Tile::kParts == 1) {
       Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
@@ -256,11 +272,10 @@ class Fp8GemmConsumer {
   // Why templates: the compiler does not unroll a loop of this size.
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
-    const uint32_t base = first_place_ << 4;
     const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart),
-                                            base + Fp8GemmBuffers<Tile>::kWarpBufferOffset);
+                                            base_ + Fp8GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
-      epilogue.write_sum_of_cluster(base, sums[kPart]);
+      epilogue.write_sum_of_cluster(base_, sums[kPart]);
     } else {
       epilogue.write(sums[kPart]);
     }
@@ -273,15 +288,17 @@ class Fp8GemmConsumer {
     return part * (64 * Tile::kConsumers) + 16 * warp + threadIdx.x % 32 / 4;
   }
 
-  __device__ __forceinline__ Factors load_factors(const State& of, const GemmTile& tile,
+  __device__ __forceinline__ Factors load_factors(const Block& of, const GemmTile& tile,
                                                   int part) const {
-    return Factors(shared_.scales[of.stage], row_ + part * (64 * Tile::kConsumers), tile.column);
+    const auto* scales = reinterpret_cast<const float*>(
+        reinterpret_cast<const char*>(shared_.scales[0]) + of.scales);
+    return Factors(scales, row_, part * (64 * Tile::kConsumers), tile.column);
   }
 
   // This warp will not read the stage any more. Its lanes have read the scales.
-  __device__ __forceinline__ void release(const State& of) {
+  __device__ __forceinline__ void release(const Block& of) {
     __syncwarp();
-    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.stage], releases_in_);
+    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.state.stage], releases_in_);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -291,10 +308,11 @@ class Fp8GemmConsumer {
 
   const Sm90GemmParams& params_;
   Fp8GemmStorage<Tile>& shared_;
-  const int blocks_;            // of the depth, in a tile
-  const uint32_t first_place_;  // units of 16 bytes
-  const int row_;               // the lane's first one in the tile
-  const int releases_in_;       // a CTA of the cluster
+  const int blocks_;  // of the depth, in a tile
+  const uint32_t base_;
+  const int warpgroup_;
+  const int row_;          // the lane's first one in the tile
+  const int releases_in_;  // a CTA of the cluster
   State state_;
 };
 

@@ -63,8 +63,8 @@ class Fp8GemmEpilogue {
     for (int i = 0; i < kQuads; ++i) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
                        buffer + (i * Tile::kThreads + thread) * 16),
-                   "f"(sums[4 * i]), "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]),
-                   "f"(sums[4 * i + 3])
+                   "f"(sums[4 * i + 1]), "f"(sums[4 * i]), "f"(sums[4 * i + 3]),
+                   "f"(sums[4 * i + 2])
                    : "memory");
     }
     cluster_arrive_shared();
@@ -88,10 +88,10 @@ class Fp8GemmEpilogue {
         for (int cta = 0; cta < 2; ++cta) {
 #pragma unroll
           for (int i = 0; i < kPairs / 2; ++i) {
-            pairs[2 * i].x += parts[cta][i].x;
-            pairs[2 * i].y += parts[cta][i].y;
-            pairs[2 * i + 1].x += parts[cta][i].z;
-            pairs[2 * i + 1].y += parts[cta][i].w;
+            pairs[2 * i].x += parts[cta][i].y;
+            pairs[2 * i].y += parts[cta][i].x;
+            pairs[2 * i + 1].x += parts[cta][i].w;
+            pairs[2 * i + 1].y += parts[cta][i].z;
           }
         }
       }

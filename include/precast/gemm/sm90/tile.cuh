@@ -46,9 +46,8 @@ struct Fp8GemmTile {
   static constexpr int kWarpBufferBytes = kSwapped ? 0 : 2 * 16 * 32 * 2;
   // The GPU takes 1 KiB for each CTA.
   static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
-  static constexpr int kFitting =
-      (kSharedBytes - 64 - kConsumerWarps * kWarpBufferBytes) /
-      (kStageBytes + kScales * int(sizeof(float)) + 16);
+  static constexpr int kFitting = (kSharedBytes - 64 - kConsumerWarps * kWarpBufferBytes) /
+                                  (kStageBytes + kScales * int(sizeof(float)) + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
   static_assert(kRows % 64 == 0 && kColumns % 16 == 0,
