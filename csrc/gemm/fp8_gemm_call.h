@@ -75,12 +75,12 @@ PRECAST_ONE_COPY void check_operands(const Fp8GemmCall& call, int a_rank, int b_
   } else {
     call.b.shape({a_rank == 3 ? a.tensor.size(0) : b.tensor.size(0), columns, depth});
   }
-  // Packed scales come in pairs.
-  const Arg& a_scale = call.a_scale;
-  const bool packed = same_dtype(a_scale.tensor.dtype(), kInt32);
-  for (const TensorMatch* scale : {&call.a_scale, &call.b_scale}) {
-    scale->same_device(a);
-    packed ? scale->dtype(kInt32) : scale->dtype(DType::f32);
+  for (const TensorMatch* match : {&call.a_scale, &call.b_scale}) {
+    match->same_device(a);
+    const Arg& scale = *match;
+    const DLDataType dtype = scale.tensor.dtype();
+    PRECAST_CHECK(same_dtype(dtype, kInt32) || same_dtype(dtype, to_dl(DType::f32)), ValueError)
+        << scale.what() << " must be float32 or int32, got " << to_string(dtype);
   }
 }
 
@@ -115,6 +115,11 @@ void run_fp8_gemm(const Fp8GemmCall& call, int64_t groups, int64_t expected_toke
       << a.op << ": a_scale_rows must be 1 or " << kFp8Block << ", got " << call.a_scale_rows;
   PRECAST_CHECK(call.choice < 0 || Kernels::has_choice(call.choice, call.kind), ValueError)
       << a.op << ": choice must be -1 or " << Kernels::kChoices << ", got " << call.choice;
+  const DLDataType of_a = Arg(call.a_scale).tensor.dtype();
+  const Arg& b_scale = call.b_scale;
+  PRECAST_CHECK(same_dtype(b_scale.tensor.dtype(), of_a), ValueError)
+      << b_scale.what() << " must be " << to_string(of_a) << ", as a_scale is, got "
+      << to_string(b_scale.tensor.dtype());
   Fp8GemmParams params = {};
   params.kind = call.kind;
   params.groups = static_cast<int>(groups);

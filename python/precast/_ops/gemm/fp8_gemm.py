@@ -70,8 +70,8 @@ def _mode(a_scale_k_major: bool, b_scale_k_major: bool) -> str | None:
 #: (``sm90/choose.cuh``), else a tile (``gemm_tiles.cuh``).
 _GEMM, _GEMM_SM90 = exports(
     "gemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32|i32 b_scale:f32|i32 out!:T=bf16|f16|f32[m,n] a_scale_k_major:bool "
-    "b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
+    "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32|i32 b_scale:f32|i32 out!:T=bf16|f16|f32[m,n] "
+    "a_scale_k_major:bool b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
     check_product,
     reference=_reference,
     derived={
@@ -186,10 +186,13 @@ def gemm_fp8_nt_groupwise(
         *Dequantisation* scales of ``a``, float32, at any strides:
         ``[ceil(m / g), ceil(k / 128)]`` if ``scale_major_mode`` is ``"K"``,
         ``[ceil(k / 128), ceil(m / g)]`` if it is ``"MN"``, where ``g`` is
-        ``scale_granularity_mnk[0]``.
+        ``scale_granularity_mnk[0]``. Or int32, with ``ceil(k / 512)`` in place of
+        ``ceil(k / 128)``: the biased exponents (ue8m0) of four blocks of the depth, the first one
+        in the lowest byte, as :func:`per_token_group_quant_8bit` and DeepGEMM pack them.
     b_scale : torch.Tensor
         The same for ``b``: ``[ceil(n / 128), ceil(k / 128)]`` or
-        ``[ceil(k / 128), ceil(n / 128)]``.
+        ``[ceil(k / 128), ceil(n / 128)]``. Packed if ``a_scale`` is, and then also of each row of
+        ``b``, of which the first one of 128 is read: ``[n, ceil(k / 512)]``.
     scale_major_mode : str, optional
         ``"K"`` or ``"MN"``. May be None with other backends than ``"cutlass"``: ``"cutile"`` then
         means ``"K"``, and ``"trtllm"`` that ``a_scale`` is as with ``"K"`` and ``b_scale`` as with
@@ -234,9 +237,9 @@ def gemm_fp8_nt_groupwise(
     tiles would leave multiprocessors idle, parts of the depth are added up separately, then in a
     fixed order.
 
-    Allocates only a missing ``out``; one launch; safe in CUDA graphs; not differentiable. Scales
-    that are powers of two are taken as float32. FlashInfer's function needs compute capability 10.0
-    and takes e5m2, too; engines call DeepGEMM for it on 9.0. Source: arXiv:2412.19437.
+    Allocates only a missing ``out``; one launch; safe in CUDA graphs; not differentiable.
+    FlashInfer's function needs compute capability 10.0 and takes e5m2, too, but no packed scales;
+    engines call DeepGEMM for it on 9.0. Source: arXiv:2412.19437.
 
     Examples
     --------

@@ -40,9 +40,10 @@ b : torch.Tensor
     ``[groups, n, k]``, float8_e4m3fn; the last dimension has stride 1, rows and groups start at
     different multiples of 16 bytes; ``n`` is a multiple of 8.
 a_scale : torch.Tensor
-    *Dequantisation* scales of ``a``, float32, at any strides: ``[m, ceil(k / 128)]``.
+    *Dequantisation* scales of ``a``, float32, at any strides: ``[m, ceil(k / 128)]``. Or int32,
+    packed as :func:`gemm_fp8_nt_groupwise` takes them: ``[m, ceil(k / 512)]``.
 b_scale : torch.Tensor
-    The same for ``b``: ``[groups, ceil(n / 128), ceil(k / 128)]``.
+    The same for ``b``: ``[groups, ceil(n / 128), ceil(k / 128)]``; packed if ``a_scale`` is.
 scale_granularity_mnk : tuple of int
     ``(1, 128, 128)``.
 out_dtype : torch.dtype, optional
@@ -425,6 +426,7 @@ def batch_deepgemm_fp8_nt_groupwise(
         and groups start at different multiples of 16 bytes. ``k`` is a positive multiple of 16.
     a_scale : torch.Tensor
         *Dequantisation* scales of ``a``, float32, at any strides: ``[groups, m, ceil(k / 128)]``.
+        Or int32, packed as :func:`gemm_fp8_nt_groupwise` takes them.
     masked_m : torch.Tensor
         ``[groups]``, int32, contiguous: the tokens of each group, from 0 to ``m``.
     expected_m : int
