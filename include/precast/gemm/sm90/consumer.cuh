@@ -21,6 +21,19 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+// Scales in shared memory. Why not by pointers: the compiler would load them before they are
+// needed.
+__device__ __forceinline__ float load_scale(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+__device__ __forceinline__ float2 load_two_scales(uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+
 // What the accumulator of a lane is multiplied by in one block of the depth.
 template <typename Tile, bool kSwapped = Tile::kSwapped>
 struct Fp8Factors {
@@ -34,16 +47,17 @@ struct Fp8Factors {
   float of_segment[kSegments][2];  // [segment, row l / 4 or the one eight below]
 
   // Of the lane's rows `row` + `further` and eight below; `column` is the tile's first.
-  __device__ __forceinline__ Fp8Factors(const float* scales, int row, int further, int column) {
-    const float* of_row = scales + row;
-    const float token[2] = {of_row[further], of_row[further + 8]};
+  __device__ __forceinline__ Fp8Factors(uint32_t scales, int row, int further, int column) {
+    const uint32_t of_row = scales + row * 4;
+    const float token[2] = {load_scale(of_row + further * 4),
+                            load_scale(of_row + further * 4 + 32)};
     if constexpr (kFp8Block % Tile::kColumns == 0) {  // the tile lies in one block
-      const float of_weight = scales[Tile::kTokens];
+      const float of_weight = load_scale(scales + Tile::kTokens * 4);
       of_segment[0][0] = token[0] * of_weight;
       of_segment[0][1] = token[1] * of_weight;
       return;
     }
-    const float2 weight = *reinterpret_cast<const float2*>(scales + Tile::kTokens);
+    const float2 weight = load_two_scales(scales + Tile::kTokens * 4);
     const int first = kFp8Block - column % kFp8Block;  // columns with the first scale
 #pragma unroll
     for (int i = 0; i < kSegments; ++i) {
@@ -62,12 +76,12 @@ template <typename Tile>
 struct Fp8Factors<Tile, true> {
   float2 of_pair[Tile::kColumns / 8];  // columns 8 j + 2 q and the next
 
-  __device__ __forceinline__ Fp8Factors(const float* scales, int, int, int) {
-    const float weight = scales[Tile::kTokens];
+  __device__ __forceinline__ Fp8Factors(uint32_t scales, int, int, int) {
+    const float weight = load_scale(scales + Tile::kTokens * 4);
     const int q = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < Tile::kColumns / 8; ++j) {
-      const float2 token = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * q);
+      const float2 token = load_two_scales(scales + (8 * j + 2 * q) * 4);
       of_pair[j] = make_float2(token.x * weight, token.y * weight);
     }
   }
@@ -89,7 +103,7 @@ class Fp8GemmConsumer {
     State state;
     bool is_full;
     uint32_t rows, columns;  // places of the stage's operands, units of 16 bytes
-    uint32_t scales;         // bytes from those of the first stage
+    uint32_t scales;         // the address of the stage's
   };
 
  public:
@@ -158,21 +172,18 @@ class Fp8GemmConsumer {
       for (int left = blocks; left > 0; --left) {
         wait_full(at);
         const Block here = at;
-        Factors factors = load_factors(here, tile, 0);
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
-          const bool is_last = part == Tile::kParts - 1;
           multiply(here, part, acc);
+          const Factors factors = load_factors(here, tile, part);
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
-          const Factors of_next = is_last ? factors : load_factors(here, tile, part + 1);
-          if (is_last) {
+          if (part == Tile::kParts - 1) {
             release(here);
             advance(at);
             at.is_full = is_full(at);
           }
           add(sums[part], acc, factors);
-          factors = of_next;
         }
       }
     }
@@ -192,7 +203,7 @@ class Fp8GemmConsumer {
     const uint32_t stage = (base_ >> 4) + at.state.stage * (Tile::kStageBytes >> 4);
     at.rows = stage + warpgroup_ * (64 * Tile::kRowBytes >> 4);
     at.columns = stage + (Tile::kRowOperandBytes >> 4);
-    at.scales = at.state.stage * Tile::kScales * uint32_t(sizeof(float));
+    at.scales = base_ + Fp8GemmBuffers<Tile>::kScalesOffset + at.state.stage * (Tile::kScales * 4);
   }
 
   // What is asked before sums are added is known when they are. Behind the last block no stage may
@@ -267,6 +278,9 @@ class Fp8GemmConsumer {
       Mma::template add_ss<false>(acc, kLayout | (rows + 2 * step), kLayout | (columns + 2 * step));
     }
     wgmma_commit_group();
+    // Why: the compiler would load the scales between two wgmma, and wait for them there. A
+    // warpgroup that issues all at once has the tensor cores for itself while the other one adds.
+    __syncwarp();
   }
 
   // Why templates: the compiler does not unroll a loop of this size.
@@ -290,9 +304,7 @@ class Fp8GemmConsumer {
 
   __device__ __forceinline__ Factors load_factors(const Block& of, const GemmTile& tile,
                                                   int part) const {
-    const auto* scales = reinterpret_cast<const float*>(
-        reinterpret_cast<const char*>(shared_.scales[0]) + of.scales);
-    return Factors(scales, row_, part * (64 * Tile::kConsumers), tile.column);
+    return Factors(of.scales, row_, part * (64 * Tile::kConsumers), tile.column);
   }
 
   // This warp will not read the stage any more. Its lanes have read the scales.

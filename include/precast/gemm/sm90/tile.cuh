@@ -72,6 +72,7 @@ struct Fp8GemmBuffers {
   static constexpr int kWarpBufferOffset = Tile::kStages * Tile::kStageBytes;
   static constexpr int kStorageOffset =
       kWarpBufferOffset + Tile::kConsumerWarps * Tile::kWarpBufferBytes;
+  static constexpr int kScalesOffset = kStorageOffset + int(offsetof(Fp8GemmStorage<Tile>, scales));
   static constexpr int kBytes = kStorageOffset + int(sizeof(Fp8GemmStorage<Tile>));
 
   uint32_t base;
