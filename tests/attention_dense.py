@@ -25,10 +25,10 @@ def dense(
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs ``[n, heads, dim]`` and base-2 log-sum-exps; ``mask`` is ``[n, m]``, True: seen."""
-    group = q.shape[1] // k.shape[1]
-    queries = q.double()
-    keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    logits = torch.einsum("nhd,mhd->hnm", queries, keys)
+    # Heads that share keys have a dimension of their own, so that keys need not be repeated.
+    queries = q.double().unflatten(1, (k.shape[1], -1))
+    keys, values = k.double(), v.double()
+    logits = torch.einsum("nkgd,mkd->kgnm", queries, keys).flatten(0, 1)
     logits = logits * (1 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale)
     if logits_soft_cap:
         logits = logits_soft_cap * torch.tanh(logits / logits_soft_cap)
@@ -40,7 +40,8 @@ def dense(
         values = torch.cat([values, torch.zeros_like(values[:1])])
     lse = torch.logsumexp(logits, -1)
     weights = torch.exp(logits - lse.unsqueeze(-1)).nan_to_num()
-    return torch.einsum("hnm,mhd->nhd", weights, values), lse.t() / math.log(2)
+    outputs = torch.einsum("kgnm,mkd->nkgd", weights.unflatten(0, (k.shape[1], -1)), values)
+    return outputs.flatten(1, 2), lse.t() / math.log(2)
 
 
 def causal(n: int, m: int) -> torch.Tensor:

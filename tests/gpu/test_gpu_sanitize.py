@@ -6,6 +6,7 @@ Each tensor is an allocation of its own there, so that the first byte past it co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,17 @@ from sanitize_calls import PAIRS, calls, copied, expected, shifted
 
 import precast
 from precast.trace import TraceTemplate
+
+#: What racecheck and synccheck report of MLA on Hopper they report of correct kernels of twenty
+#: lines, too: "Racecheck and synccheck" in docs/decisions.md. memcheck runs these calls.
+TOOL_KNOWS_MLA = os.environ.get("PRECAST_SANITIZER") not in ("racecheck", "synccheck")
+
+
+def skip_what_the_tool_mistakes(template: TraceTemplate) -> None:
+    is_mla = template.op_type == "mla_paged" and not template.name_prefix.startswith("concat")
+    if is_mla and not TOOL_KNOWS_MLA and torch.cuda.get_device_capability() == (9, 0):
+        pytest.skip("a false report of this tool")
+
 
 templates = pytest.mark.parametrize(
     ("function", "template"),
@@ -36,6 +48,7 @@ templates = pytest.mark.parametrize(
 def test_a_call_stays_inside_its_tensors(
     function: Callable[..., Any], template: TraceTemplate
 ) -> None:
+    skip_what_the_tool_mistakes(template)
     for words, call in calls(function, template):
         want = expected(function, template, call)
         there = copied(call, template, "cuda")
@@ -54,6 +67,7 @@ def test_a_call_on_addresses_without_alignment(
     function: Callable[..., Any], template: TraceTemplate
 ) -> None:
     """It stays inside its tensors, or says that it needs the alignment."""
+    skip_what_the_tool_mistakes(template)
     for _, call in calls(function, template):
         if expected(function, template, call) is None:
             continue
@@ -134,6 +148,7 @@ def test_attention_for_hopper(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs compute capability 9.0",
 )
+@pytest.mark.skipif(not TOOL_KNOWS_MLA, reason="a false report of this tool")
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("dtypes", HOPPER_DTYPES[:3], ids=str)
 @pytest.mark.parametrize("head_dims", [(512, 64), (512, 0)], ids=str)

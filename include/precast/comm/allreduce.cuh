@@ -99,7 +99,9 @@ __global__ __launch_bounds__(allreduce_threads(kWorld),
   int indices[kVecs];
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) indices[i] = first_vec() + i * row_threads();
-  const auto exists = [&](int i) { return indices[i] < p.row_vecs; };
+  // Why not by row_vecs, which says the same: the compiler makes other code of it, with which a
+  // fused norm takes 0.5 us longer (8 rows of 8192, two H200).
+  const auto exists = [&](int i) { return indices[i] * Vec<T>::kSize < p.columns; };
   const auto load = [&](int64_t row, Vecs& vecs) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) vecs[i] = exchange.load(row, indices[i], true);

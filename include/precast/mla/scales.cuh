@@ -11,14 +11,16 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// A thread has one number of each block. Use:
+// A thread has the numbers threadIdx.x, threadIdx.x + kThreads, ... of each block. Use:
 //
 //   start()                       once per work tile, before consumer_wait() of its first block
 //   load_next() ... store_next()  for each KV block, behind consumer_wait()
 template <typename Tile>
 class MlaScaleLoader {
   static constexpr int kGroups = Tile::kScaleGroups;
-  static_assert(Tile::kBlockN * kGroups <= Tile::kThreads, "a thread has one number");
+  static constexpr int kBlockNumbers = Tile::kBlockN * kGroups;
+  static constexpr int kNumbers = (kBlockNumbers + Tile::kThreads - 1) / Tile::kThreads;
+  static_assert(Tile::kThreads % kGroups == 0, "all numbers of a thread are of one group");
 
  public:
   // `smem`: [2, kBlockN, kGroups]
@@ -35,9 +37,7 @@ class MlaScaleLoader {
   }
 
   // The numbers of the block that consumer_wait() gave.
-  __device__ __forceinline__ const float* current() const {
-    return smem_ + half_ * (Tile::kBlockN * kGroups);
-  }
+  __device__ __forceinline__ const float* current() const { return smem_ + half_ * kBlockNumbers; }
 
   __device__ __forceinline__ void load_next(const WorkTile& work) {
     load(work);
@@ -51,37 +51,54 @@ class MlaScaleLoader {
   }
 
  private:
-  __device__ __forceinline__ bool exists(const WorkTile& work) const {
-    return token_ < work.kv_end && static_cast<int>(threadIdx.x) < Tile::kBlockN * kGroups;
+  __device__ __forceinline__ int32_t token(int i) const {
+    return token_ + i * (Tile::kThreads / kGroups);
   }
 
-  // Starts to load the page of the thread's token.
+  static __device__ __forceinline__ bool is_in_block(int i) {
+    return static_cast<int>(threadIdx.x) + i * Tile::kThreads < kBlockNumbers;
+  }
+
+  __device__ __forceinline__ bool exists(const WorkTile& work, int i) const {
+    return token(i) < work.kv_end && is_in_block(i);
+  }
+
+  // Starts to load the pages of the thread's tokens.
   __device__ __forceinline__ void look_up(const WorkTile& work) {
-    const uint32_t page = p_.page_size.divide(static_cast<uint32_t>(token_));
-    entry_ = token_ - page * p_.page_size.value;
-    const uint32_t at = work.kv_start + page;
-    page_ = load_page(p_.kv_indices + at, exists(work) && at < p_.num_kv_indices);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const uint32_t page = p_.page_size.divide(static_cast<uint32_t>(token(i)));
+      entry_[i] = token(i) - page * p_.page_size.value;
+      const uint32_t at = work.kv_start + page;
+      page_[i] = load_page(p_.kv_indices + at, exists(work, i) && at < p_.num_kv_indices);
+    }
   }
 
   __device__ __forceinline__ void load(const WorkTile& work) {
-    value_ = 0.0f;
-    if (!exists(work)) return;
-    const uint64_t page = page_ < p_.num_pages ? page_ : 0u;
-    const uint64_t row = page * p_.page_size.value + entry_;
-    value_ = load_scalar(p_.ckv_scales + row * kGroups + threadIdx.x % kGroups);
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      value_[i] = 0.0f;
+      if (!exists(work, i)) continue;
+      const uint64_t page = page_[i] < p_.num_pages ? page_[i] : 0u;
+      const uint64_t row = page * p_.page_size.value + entry_[i];
+      value_[i] = load_scalar(p_.ckv_scales + row * kGroups + threadIdx.x % kGroups);
+    }
   }
 
   __device__ __forceinline__ void store() {
-    if (threadIdx.x < Tile::kBlockN * kGroups) {
-      smem_[half_ * (Tile::kBlockN * kGroups) + threadIdx.x] = value_;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      if (is_in_block(i)) {
+        smem_[half_ * kBlockNumbers + threadIdx.x + i * Tile::kThreads] = value_[i];
+      }
     }
   }
 
   const MlaParams& p_;
   float* smem_;
-  int32_t token_ = 0;
-  uint32_t page_ = 0, entry_ = 0;
-  float value_ = 0.0f;
+  int32_t token_ = 0;  // of the first number
+  uint32_t page_[kNumbers] = {}, entry_[kNumbers] = {};
+  float value_[kNumbers] = {};
   int half_ = 0;
 };
 

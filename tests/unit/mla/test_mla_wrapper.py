@@ -97,9 +97,14 @@ def test_the_forms_of_a_batch_are_one() -> None:
     for form in ({**none, **TABLE}, {**none, "metadata": metadata}, {**none, "metadata": both}):
         assert torch.equal(planned(**form).run(**given), want)
     q, kv = (torch.cat([given[a], given[b]], -1) for a, b in (("q_nope", "q_pe"), [*given][2:]))
-    for query in (q, (given["q_nope"], given["q_pe"])):
-        for cache in (kv, (given["ckv_cache"], given["kpe_cache"])):
+    halves = (given["q_nope"], given["q_pe"])
+    caches = (given["ckv_cache"], given["kpe_cache"])
+    for query in (q, halves, (q, halves), (halves, q)):
+        for cache in (kv, caches, (kv, caches)):
             assert torch.equal(planned().run(query=query, kv_cache=cache), want)
+    for wrong in ((*halves, q), (halves, halves), (halves,)):
+        with pytest.raises(ValueError, match=r"query must be a torch\.Tensor or a tuple of two"):
+            planned().run(query=wrong, kv_cache=kv)
 
 
 @pytest.mark.parametrize(

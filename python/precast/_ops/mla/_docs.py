@@ -38,7 +38,8 @@ q_nope, q_pe : torch.Tensor
 ckv_cache, kpe_cache : torch.Tensor
     ``[pages, page_size, head_dim_ckv]`` and ``[..., head_dim_kpe]``, strides as of the queries.
 query, kv_cache : torch.Tensor or tuple of torch.Tensor
-    The same two in one tensor, with the columns of both, or as a tuple.
+    The same two in one tensor, with the columns of both, or as a tuple. A tuple of that tensor and
+    that tuple is read as the latter.
 out, lse : torch.Tensor, optional
     Where to write: the shape of ``q_nope``, and float32 ``[tokens, num_heads]``. Default: new ones.
 return_lse : bool

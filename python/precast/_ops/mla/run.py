@@ -54,12 +54,10 @@ def check_contract(
     ``lse`` are ``return_lse``, ``lse`` and ``return_lse_base_on_e``.
     """
     contract = w._contract
-    if lse[0] is False and lse[1] is None and lse[2] is False:
-        lse_mode = "none"
-    else:
+    if not (type(lse[0]) is type(lse[2]) is bool) or lse[1] is not None:
         names = ("return_lse", "lse", "return_lse_base_on_e")
         type(w)._run_arguments.check(dict(zip(names, lse)))
-        lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
+    lse_mode = "basee" if lse[2] else "base2" if lse[0] or lse[1] is not None else "none"
     is_dynamic = contract.is_flat_csr and contract.lse_mode == "none"
     if lse_mode != contract.lse_mode and not is_dynamic:
         _raise_contract(w, "lse_mode", contract.lse_mode, f"a run with {lse_mode!r}")
@@ -152,11 +150,20 @@ def parts(
                 f"{columns - width} as in plan(), got shape {[*both.shape]}"
             )
         both = both[..., :width], both[..., width:]
-    elif not isinstance(both, tuple) or len(both) != 2:
-        raise TypeError(
-            f"{w._name}.run: {name} must be a torch.Tensor or a tuple of two, got "
-            f"{type(both).__name__}"
-        )
+    else:
+        if not isinstance(both, tuple):
+            raise TypeError(
+                f"{w._name}.run: {name} must be a torch.Tensor or a tuple of two, got "
+                f"{type(both).__name__}"
+            )
+        pairs = [part for part in both if isinstance(part, tuple)]
+        if len(both) == 2 and len(pairs) == 1:  # Beside one tensor of the same numbers.
+            both, pairs = pairs[0], []
+        if len(both) != 2 or pairs:
+            raise ValueError(
+                f"{w._name}.run: {name} must be a torch.Tensor or a tuple of two, got a tuple of "
+                f"{', '.join(type(part).__name__ for part in both)}"
+            )
     compressed, rotary = both
     for part, tensor in zip(names, both):
         if not (isinstance(tensor, torch.Tensor) or (part == names[1] and tensor is None)):
@@ -231,6 +238,8 @@ def _factors(
 
 
 def _positive(name: str, option: str, scale: Any) -> tuple[float, torch.Tensor | None]:
+    if type(scale) is float and POSITIVE.least <= scale <= POSITIVE.most:
+        return scale, None  # Why first: each layer of a model comes here.
     number, tensor = split_scale(name, option, scale)
     if tensor is None:
         check_number(f"{name}.run", option, number, POSITIVE)
