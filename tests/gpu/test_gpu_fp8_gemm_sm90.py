@@ -302,7 +302,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
         ({"a": shifted.view(16, 128)}, "a must start at a multiple of 16 bytes"),
         ({"b": given.b.cpu()}, "b must be on cuda:0 as a, got cpu"),
         ({"b": given.b[:60], "out": out[:, :60]}, "b must have a multiple of 8 rows"),
-        ({"a_scale": given.a_scale.half()}, "a_scale must be float32, got float16"),
+        ({"a_scale": given.a_scale.half()}, "a_scale must be float32 or int32, got float16"),
         ({"a_scale": given.a_scale[1:]}, r"a_scale must have shape \[16, 1\], got \[15, 1\]"),
         ({"out": out.T.contiguous().T}, "out must have stride 1 in its last dimension"),
         ({"out": given.a.view(BF16)}, "out must not overlap a's memory"),

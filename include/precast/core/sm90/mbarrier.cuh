@@ -140,10 +140,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint64_t* barrier, uint
 }
 
 // Waits for the phase of the mbarrier with this parity: 0, 1, 0, ... Parity 1 is complete from the
-// start. `name` says in a debug build what was waited for. With kSleeps the thread may sleep until
-// then instead of asking again every 70 clocks, which takes the turns of the other warps of its
-// part of the SM; the hint is the most nanoseconds of a sleep.
-template <bool kSleeps = false>
+// start. `name` says in a debug build what was waited for.
 __device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity,
                                                      const char* name = "") {
 #if defined(PRECAST_DEBUG_BARRIERS)
@@ -154,27 +151,15 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t
     __trap();
   }
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if constexpr (kSleeps) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(parity), "r"(10000000)
-        : "memory");
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-  }
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 #endif
 }
 

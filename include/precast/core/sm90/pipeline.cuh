@@ -53,9 +53,6 @@ struct PipelineBarriers {
   __device__ __forceinline__ void wait_empty(const State& s, const char* name) {
     mbarrier_wait_parity(&empty[s.stage], s.parity ^ 1, name);
   }
-  __device__ __forceinline__ void sleep_until_empty(const State& s, const char* name) {
-    mbarrier_wait_parity<true>(&empty[s.stage], s.parity ^ 1, name);
-  }
 };
 
 #endif  // __CUDACC__

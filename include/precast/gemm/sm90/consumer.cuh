@@ -168,7 +168,7 @@ class Fp8GemmConsumer {
 #pragma unroll
         for (float& x : acc) x = 0.0f;
       }
-#pragma unroll(Tile::kParts > 1 ? 2 : 1)
+#pragma unroll(Tile::kParts > 1 ? 4 : 2)
       for (int left = blocks; left > 0; --left) {
         wait_full(at);
         const Block here = at;

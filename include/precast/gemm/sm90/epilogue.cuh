@@ -59,6 +59,8 @@ class Fp8GemmEpilogue {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int ctas = params_.cluster_ctas;
     named_barrier(1, Tile::kThreads);  // the other warpgroup has multiplied, too
+    // Why neighbours change places: the four registers of a store decide where the sums are. So
+    // each is in another bank than the accumulator that is added to it.
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(

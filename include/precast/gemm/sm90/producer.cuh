@@ -64,7 +64,7 @@ class Fp8GemmProducer {
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
         if (is_chosen) {
-          shared_.stages.sleep_until_empty(state, "an empty stage for an operand");
+          shared_.stages.wait_empty(state, "an empty stage for an operand");
           uint64_t* full = &shared_.stages.full[state.stage];
           mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
           copy<kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
@@ -105,7 +105,7 @@ class Fp8GemmProducer {
                                (has_weight ? column_block : 0) * p_.b_scale.block_stride;
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
-        shared_.stages.sleep_until_empty(state, "an empty stage for the scales");
+        shared_.stages.wait_empty(state, "an empty stage for the scales");
         uint64_t* full = &shared_.stages.full[state.stage];
         const uint32_t target = shared_address(shared_.scales[state.stage]);
         if (params_.has_scales_in_row) {
@@ -149,7 +149,7 @@ class Fp8GemmProducer {
           }
           of_column = of_weight[block / 4 * p_.b_scale.depth_stride];
         }
-        shared_.stages.sleep_until_empty(state, "an empty stage for unpacked scales");
+        shared_.stages.wait_empty(state, "an empty stage for unpacked scales");
         float* target = shared_.scales[state.stage];
 #pragma unroll
         for (int i = 0; i < kOfLane; ++i) {
