@@ -194,7 +194,7 @@ def ranking(problem: Problem) -> list[tuple[Choice, Estimate]]:
 
 @functools.cache
 def _costs() -> dict[str, list[float]]:
-    return costs()
+    return costs("fp8_gemm_sm90")
 
 
 def _ceil(x: int, y: int) -> int:

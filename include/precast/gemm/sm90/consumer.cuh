@@ -97,6 +97,8 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
+  static constexpr int kScalesOffset =
+      Fp8GemmBuffers<Tile>::kStorageOffset + int(offsetof(Fp8GemmStorage<Tile>, scales));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
@@ -203,7 +205,7 @@ class Fp8GemmConsumer {
     const uint32_t stage = (base_ >> 4) + at.state.stage * (Tile::kStageBytes >> 4);
     at.rows = stage + warpgroup_ * (64 * Tile::kRowBytes >> 4);
     at.columns = stage + (Tile::kRowOperandBytes >> 4);
-    at.scales = base_ + Fp8GemmBuffers<Tile>::kScalesOffset + at.state.stage * (Tile::kScales * 4);
+    at.scales = base_ + kScalesOffset + at.state.stage * (Tile::kScales * 4);
   }
 
   // What is asked before sums are added is known when they are. Behind the last block no stage may

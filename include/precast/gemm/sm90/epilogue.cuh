@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a tile of block-scaled GEMM for sm_90a: the sums are rounded once and written.
+// The epilogue of a tile of GEMM for sm_90a: a bias is added to the sums, if there is one; they are
+// rounded once and written.
 //
 // Lanes write 16 bytes at once, of rows of the output. They hold two neighbours each of a row's
 // columns before: stmatrix brings 32 columns of 16 rows in order in a buffer of the warp. For few
@@ -22,19 +23,22 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename T, typename Tile>
+template <typename T, typename Tile, typename Params = Sm90GemmParams>
 class Fp8GemmEpilogue {
+ protected:
   using Acc = float[Tile::kColumns / 2];
   static constexpr bool kIsFloat = sizeof(T) == 4;
+  static constexpr bool kHasBuffer = !kIsFloat && Tile::kWarpBufferBytes > 0;
   // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
   static constexpr int kGroup = Tile::kSwapped ? 16 : 32;
   static constexpr int kPairs = kGroup / 4;
   using Pairs = float2[kPairs];
 
  public:
-  // `row` is the lane's first row of the tile, `buffer` that of the consumer warps.
-  __device__ __forceinline__ Fp8GemmEpilogue(const Sm90GemmParams& params, const GemmTile& tile,
-                                             int row, uint32_t buffer)
+  // `row` is the lane's first row of the tile, `buffer` that of the consumer warps, if they have
+  // one.
+  __device__ __forceinline__ Fp8GemmEpilogue(const Params& params, const GemmTile& tile, int row,
+                                             uint32_t buffer = 0)
       : params_(params),
         p_(params.p),
         tile_(tile),
@@ -42,13 +46,7 @@ class Fp8GemmEpilogue {
         buffer_(buffer + (threadIdx.x / 32 - 4) * Tile::kWarpBufferBytes) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
-    write_groups(0, 1, [&](int group, Pairs& pairs) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int at = 2 * (kPairs * group + i);
-        pairs[i] = make_float2(sums[at], sums[at + 1]);
-      }
-    });
+    write_groups(0, 1, [&](int group, Pairs& pairs) { take_pairs(sums, group, pairs); });
   }
 
   // Writes the sum over the CTAs of the cluster. The stages, which begin at `buffer`, have been
@@ -59,14 +57,15 @@ class Fp8GemmEpilogue {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int ctas = params_.cluster_ctas;
     named_barrier(1, Tile::kThreads);  // the other warpgroup has multiplied, too
-    // Why neighbours change places: the four registers of a store decide where the sums are. So
-    // each is in another bank than the accumulator that is added to it.
+    // Why neighbours change places: the four registers of a store decide where sums are that are
+    // not accumulators. So each is in another bank than the accumulator that is added to it.
+    constexpr int kFlip = Params::kHasSumsOfBlocks ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
                        buffer + (i * Tile::kThreads + thread) * 16),
-                   "f"(sums[4 * i + 1]), "f"(sums[4 * i]), "f"(sums[4 * i + 3]),
-                   "f"(sums[4 * i + 2])
+                   "f"(sums[4 * i + kFlip]), "f"(sums[4 * i + 1 - kFlip]),
+                   "f"(sums[4 * i + 2 + kFlip]), "f"(sums[4 * i + 3 - kFlip])
                    : "memory");
     }
     cluster_arrive_shared();
@@ -90,10 +89,11 @@ class Fp8GemmEpilogue {
         for (int cta = 0; cta < 2; ++cta) {
 #pragma unroll
           for (int i = 0; i < kPairs / 2; ++i) {
-            pairs[2 * i].x += parts[cta][i].y;
-            pairs[2 * i].y += parts[cta][i].x;
-            pairs[2 * i + 1].x += parts[cta][i].w;
-            pairs[2 * i + 1].y += parts[cta][i].z;
+            const float4 x = parts[cta][i];
+            pairs[2 * i].x += kFlip ? x.y : x.x;
+            pairs[2 * i].y += kFlip ? x.x : x.y;
+            pairs[2 * i + 1].x += kFlip ? x.w : x.z;
+            pairs[2 * i + 1].y += kFlip ? x.z : x.w;
           }
         }
       }
@@ -113,7 +113,15 @@ class Fp8GemmEpilogue {
     }
   }
 
- private:
+ protected:
+  static __device__ __forceinline__ void take_pairs(const Acc& sums, int group, Pairs& pairs) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int at = 2 * (kPairs * group + i);
+      pairs[i] = make_float2(sums[at], sums[at + 1]);
+    }
+  }
+
   static __device__ __forceinline__ float4 load_quad(uint32_t address, int rank) {
     float4 quad;
     asm volatile(
@@ -134,7 +142,7 @@ class Fp8GemmEpilogue {
   __device__ __forceinline__ void write_groups(int first, int n, const Load& load) const {
     int turn = 0;
     Rows rows = {};
-    if constexpr (!Tile::kSwapped) {
+    if constexpr (kHasBuffer) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int token = tile_.token + row_ + 8 * half;
@@ -147,13 +155,43 @@ class Fp8GemmEpilogue {
       if (n > 1 && group % n != first) continue;
       Pairs pairs;
       load(group, pairs);
+      if constexpr (Params::kHasBias) add_bias(group, pairs);
       if constexpr (Tile::kSwapped) {
         write_swapped_group(group, pairs);
-      } else if constexpr (kIsFloat) {
-        write_floats(group, pairs, rows);
-      } else {
-        write_group(group, pairs, rows, turn);
+      } else if (!has_vectors()) {
+        write_elements(group, pairs);
+      } else if constexpr (kHasBuffer) {
+        write_rows(group, pairs, rows, turn);
         turn ^= 1;
+      } else {
+        write_group(group, pairs);
+      }
+    }
+  }
+
+  // 32 columns of the output, of two tokens a lane.
+  __device__ __forceinline__ void write_group(int group, const Pairs& pairs) const {
+    const int q = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = tile_.token + row_ + 8 * half;
+      const bool exists = has_token(token);
+      const int column = tile_.column + 32 * group;
+      if constexpr (kIsFloat) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int at = column + 8 * j + 2 * q;
+          const float2 x = pairs[2 * j + half];
+          if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
+        }
+      } else {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 x = pairs[2 * j + half];
+          words[j] = pack_pair(T(), x.x, x.y);
+        }
+        write_words(words, token, exists, column + 8 * q);
       }
     }
   }
@@ -164,26 +202,11 @@ class Fp8GemmEpilogue {
     bool exists[2];
   };
 
-  // 32 columns of the output, of two tokens a lane.
-  __device__ __forceinline__ void write_floats(int group, const Pairs& pairs,
-                                               const Rows& rows) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = 32 * group + 8 * j + threadIdx.x % 4 * 2;
-        if (rows.exists[half] && tile_.column + column < p_.columns) {
-          *reinterpret_cast<float2*>(rows.begin[half] + column) = pairs[2 * j + half];
-        }
-      }
-    }
-  }
-
-  // The same, eight columns at once, of one half of the warp's buffer after the other: so lanes
-  // have read a half when another group comes to it. A row is 64 bytes; 16 of them lie where no
+  // The same by one half of the warp's buffer after the other: so lanes have
+  // read a half when another group comes to it. A row is 64 bytes; 16 of them lie where no
   // two of eight rows, or of the columns of two rows, share a bank.
-  __device__ __forceinline__ void write_group(int group, const Pairs& pairs, const Rows& rows,
-                                              int turn) const {
+  __device__ __forceinline__ void write_rows(int group, const Pairs& pairs, const Rows& rows,
+                                             int turn) const {
     const int lane = threadIdx.x % 32;
     const uint32_t buffer = buffer_ + turn * (16 * 64);
     const auto place_of = [&](int row, int eight) {
@@ -253,15 +276,70 @@ class Fp8GemmEpilogue {
   __device__ __forceinline__ void write_words(uint32_t (&words)[4], int token, bool exists,
                                               int column) const {
     transpose_in_quad(words);
-    if (exists && column < p_.columns) {
-      *reinterpret_cast<uint4*>(place(token, column)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+    if (!exists || column >= p_.columns) return;
+    T* const to = place(token, column);
+    if (has_vectors()) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+      return;
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
+      if (column + i < p_.columns) reinterpret_cast<uint16_t*>(to)[i] = uint16_t(bits);
+    }
+  }
+
+  // The same as write_group() where columns or rows do not come in whole vectors.
+  __device__ __forceinline__ void write_elements(int group, const Pairs& pairs) const {
+    const int first = tile_.column + 32 * group + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int token = tile_.token + row_ + i % 2 * 8, column = first + i / 2 * 8;
+      if (!has_token(token) || column >= p_.columns) continue;
+      T* const to = place(token, column);
+      to[0] = from_float<T>(pairs[i].x);
+      if (column + 1 < p_.columns) to[1] = from_float<T>(pairs[i].y);
+    }
+  }
+
+  // Whether a lane's eight columns are 16 bytes that can be written at once.
+  __device__ __forceinline__ bool has_vectors() const {
+    if constexpr (Params::kHasAnyRows) return params_.has_vector_rows;
+    return true;
+  }
+
+  // Adds the bias to the sums of a group of columns, as write_group() has them.
+  __device__ __forceinline__ void add_bias(int group, Pairs& pairs) const {
+    if (p_.bias == nullptr) return;
+    const int q = threadIdx.x % 4;
+    if constexpr (Tile::kSwapped) {
+      const float of_row[2] = {bias(tile_.column + row_), bias(tile_.column + row_ + 8)};
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        pairs[i].x += of_row[i % 2];
+        pairs[i].y += of_row[i % 2];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPairs / 2; ++j) {
+        const int column = tile_.column + 32 * group + 8 * j + 2 * q;
+        const float x = bias(column), y = bias(column + 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          pairs[2 * j + half].x += x;
+          pairs[2 * j + half].y += y;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ float bias(int column) const {
+    using Bias = typename Params::Bias;
+    return column < p_.columns ? to_float(static_cast<const Bias*>(p_.bias)[column]) : 0.0f;
   }
 
   __device__ __forceinline__ bool has_token(int token) const {
     if (token >= tile_.token_end) return false;
-    return p_.kind != TokenGroups::blocks || p_.group_info[token] == tile_.b_group;
+    return p_.kind != TokenGroups::blocks || group_number(p_, token) == tile_.b_group;
   }
 
   __device__ __forceinline__ T* place(int token, int column) const {
@@ -269,8 +347,8 @@ class Fp8GemmEpilogue {
            token * p_.out_row_stride + column;
   }
 
-  const Sm90GemmParams& params_;
-  const Fp8GemmParams& p_;
+  const Params& params_;
+  const decltype(Params::p)& p_;
   const GemmTile& tile_;
   const int row_;
   const uint32_t buffer_;  // of the warp

@@ -109,7 +109,7 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   params.ctas_with_more = blocks % parts;
   params.token_units = units.tokens;
   params.column_units = units.columns;
-  params.band = fp8_gemm_band(choice, units.tokens, sms);
+  params.band = sm90_gemm_band(choice, units.tokens, sms);
   // Where the device knows how many tokens a group has, these are the most units that it may have;
   // ranges may also end a tile each.
   const int64_t tiles =
