@@ -6,11 +6,13 @@
 // - the choice is legal, is that of the fewest expected clocks, and is always the same
 // - more tokens are never expected to take less time
 //
-// Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices.
+// Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices. With a third argument it
+// prints instead, for each problem of FP8, its numbers and each legal choice with its clocks.
 #include "precast/gemm/sm90/gemm16_choose.cuh"
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -52,6 +54,38 @@ static void check_places(const Choice& choice, const Fp8GemmProblem& problem) {
   for (const int count : times) REQUIRE(count == 1);
 }
 
+template <typename Below>
+static Fp8GemmProblem random_problem(const Below& below) {
+  const bool few = below(2) == 0;
+  Fp8GemmProblem problem = {};
+  problem.kind = static_cast<TokenGroups>(below(4));
+  problem.groups = below(3) == 0 ? 1 + below(64) : 1;
+  problem.tokens = 1 + below(few ? 128 : 8192);
+  problem.columns = 8 * (1 + below(2048));
+  problem.depth = 16 * (1 + below(1024));
+  problem.sms = below(4) == 0 ? 1 + below(160) : 132;
+  return problem;
+}
+
+static std::function<int(int)> numbers_of(unsigned seed) {
+  return [random = std::mt19937(seed)](int n) mutable {
+    return static_cast<int>(random() % static_cast<unsigned>(n));
+  };
+}
+
+static void print_clocks(const Fp8GemmProblem& problem) {
+  std::printf("%d %d %d %d %d %d: %d", static_cast<int>(problem.kind), problem.groups,
+              problem.tokens, problem.columns, problem.depth, problem.sms,
+              choose_sm90_gemm<Fp8GemmChoice>(problem).number());
+  for (int number = 0; number < Fp8GemmChoice::kChoices; ++number) {
+    const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+    if (is_legal(choice, problem.kind)) {
+      std::printf(" %d=%.17g", number, sm90_gemm_clocks(choice, problem));
+    }
+  }
+  std::printf("\n");
+}
+
 // What the scales of blocks need of the tiles.
 static void check_scales() {
   for (int number = 0; number < kNumFp8Tiles; ++number) {
@@ -66,20 +100,12 @@ static void check_scales() {
 
 template <typename Choice>
 static void check_choices(int problems, unsigned seed) {
-  std::mt19937 random(seed);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const auto below = numbers_of(seed);
   for (int number = 0; number < Choice::kChoices; ++number) {
     REQUIRE(Choice::of(number).number() == number);
   }
   for (g_problem = 0; g_problem < problems; ++g_problem) {
-    const bool few = below(2) == 0;
-    Fp8GemmProblem problem = {};
-    problem.kind = static_cast<TokenGroups>(below(4));
-    problem.groups = below(3) == 0 ? 1 + below(64) : 1;
-    problem.tokens = 1 + below(few ? 128 : 8192);
-    problem.columns = 8 * (1 + below(2048));
-    problem.depth = 16 * (1 + below(1024));
-    problem.sms = below(4) == 0 ? 1 + below(160) : 132;
+    const Fp8GemmProblem problem = random_problem(below);
     const Choice best = choose_sm90_gemm<Choice>(problem);
     REQUIRE(is_legal(best, problem.kind));
     REQUIRE(best.clocks > 0);
@@ -103,6 +129,11 @@ static void check_choices(int problems, unsigned seed) {
 int main(int argc, char** argv) {
   const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
   const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u;
+  if (argc > 3) {
+    const auto below = numbers_of(seed);
+    for (int i = 0; i < problems; ++i) print_clocks(random_problem(below));
+    return 0;
+  }
   check_scales();
   check_choices<Fp8GemmChoice>(problems, seed);
   check_choices<Gemm16Choice>(problems, seed);

@@ -14,6 +14,7 @@ from build_support import run
 from host_programs import SANITIZED, compiled, with_change
 
 from precast._ops.gemm import _fp8, _plain
+from precast._plan import gemm_model
 
 SOURCE = Path(__file__).with_name("fp8_gemm_choice.cpp")
 HEADER = "precast/gemm/sm90/choose.cuh"
@@ -26,6 +27,24 @@ def test_random_problems(tmp_path: Path) -> None:
     assert run([compiled(tmp_path, SOURCE, *SANITIZED), PROBLEMS, seed]).startswith(
         f"{_fp8.CHOICES} and {_plain.CHOICES} choices"
     )
+    assert (len(gemm_model.CHOICES), len(gemm_model.CLUSTERS)) == (_fp8.CHOICES, _fp8.CLUSTERS)
+
+
+def test_python_expects_the_same(tmp_path: Path) -> None:
+    """Of all choices the same clocks, and so the same one first."""
+    program = compiled(tmp_path, SOURCE)
+    kinds = [*gemm_model.KINDS]  # In the order of TokenGroups.
+    lines = run([program, 300, 11, "print"]).splitlines()
+    for line in lines:
+        shape, _, rest = line.partition(":")
+        kind, *sizes = map(int, shape.split())
+        chosen, *clocks = rest.split()
+        problem = gemm_model.Problem(kinds[kind], *sizes)
+        got = {str(c.number): e.clocks for c, e in gemm_model.ranking(problem)}
+        want = {number: float(x) for number, _, x in (word.partition("=") for word in clocks)}
+        assert got == pytest.approx(want, rel=1e-12, abs=0)
+        assert next(iter(got)) == chosen
+    assert len(lines) == 300
 
 
 # Each change breaks the header at a point that one check of the program is for.

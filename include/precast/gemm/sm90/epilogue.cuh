@@ -2,9 +2,10 @@
 // The epilogue of a tile of GEMM for sm_90a: a bias is added to the sums, if there is one; they are
 // rounded once and written.
 //
-// Registers go to global memory directly, 16 bytes at once, after an exchange between the lanes
-// that hold a row's columns. Why not by TMA through shared memory: the buffer would take the place
-// of a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
+// Lanes write 16 bytes at once, of rows of the output. They hold two neighbours each of a row's
+// columns before: stmatrix brings 32 columns of 16 rows in order in a buffer of the warp. For few
+// tokens, the lanes exchange registers instead. Why not by TMA: its buffer would take the place of
+// a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
 //
 // If the CTAs of a cluster split the depth, each writes its sums to its own shared memory. After a
 // barrier, each adds up a share of the columns over all CTAs, always in the order of their ranks.
@@ -12,6 +13,7 @@
 
 #include "precast/core/mma.cuh"
 #include "precast/core/sm90/cluster_memory.cuh"
+#include "precast/core/sm90/stmatrix.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
@@ -26,15 +28,22 @@ class Fp8GemmEpilogue {
  protected:
   using Acc = float[Tile::kColumns / 2];
   static constexpr bool kIsFloat = sizeof(T) == 4;
+  static constexpr bool kHasBuffer = !kIsFloat && Tile::kWarpBufferBytes > 0;
   // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
   static constexpr int kGroup = Tile::kSwapped ? 16 : 32;
   static constexpr int kPairs = kGroup / 4;
   using Pairs = float2[kPairs];
 
  public:
-  // `row` is the lane's first row of the tile.
-  __device__ __forceinline__ Fp8GemmEpilogue(const Params& params, const GemmTile& tile, int row)
-      : params_(params), p_(params.p), tile_(tile), row_(row) {}
+  // `row` is the lane's first row of the tile, `buffer` that of the consumer warps, if they have
+  // one.
+  __device__ __forceinline__ Fp8GemmEpilogue(const Params& params, const GemmTile& tile, int row,
+                                             uint32_t buffer = 0)
+      : params_(params),
+        p_(params.p),
+        tile_(tile),
+        row_(row),
+        buffer_(buffer + (threadIdx.x / 32 - 4) * Tile::kWarpBufferBytes) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
     write_groups(0, 1, [&](int group, Pairs& pairs) { take_pairs(sums, group, pairs); });
@@ -48,12 +57,15 @@ class Fp8GemmEpilogue {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int ctas = params_.cluster_ctas;
     named_barrier(1, Tile::kThreads);  // the other warpgroup has multiplied, too
+    // Why neighbours change places: the four registers of a store decide where sums are that are
+    // not accumulators. So each is in another bank than the accumulator that is added to it.
+    constexpr int kFlip = Params::kHasSumsOfBlocks ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
                        buffer + (i * Tile::kThreads + thread) * 16),
-                   "f"(sums[4 * i]), "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]),
-                   "f"(sums[4 * i + 3])
+                   "f"(sums[4 * i + kFlip]), "f"(sums[4 * i + 1 - kFlip]),
+                   "f"(sums[4 * i + 2 + kFlip]), "f"(sums[4 * i + 3 - kFlip])
                    : "memory");
     }
     cluster_arrive_shared();
@@ -77,10 +89,11 @@ class Fp8GemmEpilogue {
         for (int cta = 0; cta < 2; ++cta) {
 #pragma unroll
           for (int i = 0; i < kPairs / 2; ++i) {
-            pairs[2 * i].x += parts[cta][i].x;
-            pairs[2 * i].y += parts[cta][i].y;
-            pairs[2 * i + 1].x += parts[cta][i].z;
-            pairs[2 * i + 1].y += parts[cta][i].w;
+            const float4 x = parts[cta][i];
+            pairs[2 * i].x += kFlip ? x.y : x.x;
+            pairs[2 * i].y += kFlip ? x.x : x.y;
+            pairs[2 * i + 1].x += kFlip ? x.w : x.z;
+            pairs[2 * i + 1].y += kFlip ? x.z : x.w;
           }
         }
       }
@@ -127,6 +140,16 @@ class Fp8GemmEpilogue {
   // sums in the group, in the order of its accumulator.
   template <typename Load>
   __device__ __forceinline__ void write_groups(int first, int n, const Load& load) const {
+    int turn = 0;
+    Rows rows = {};
+    if constexpr (kHasBuffer) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int token = tile_.token + row_ + 8 * half;
+        rows.exists[half] = has_token(token);
+        rows.begin[half] = place(token, tile_.column);
+      }
+    }
 #pragma unroll
     for (int group = 0; group < Tile::kColumns / kGroup; ++group) {
       if (n > 1 && group % n != first) continue;
@@ -137,6 +160,9 @@ class Fp8GemmEpilogue {
         write_swapped_group(group, pairs);
       } else if (!has_vectors()) {
         write_elements(group, pairs);
+      } else if constexpr (kHasBuffer) {
+        write_rows(group, pairs, rows, turn);
+        turn ^= 1;
       } else {
         write_group(group, pairs);
       }
@@ -168,6 +194,55 @@ class Fp8GemmEpilogue {
         write_words(words, token, exists, column + 8 * q);
       }
     }
+  }
+
+  // The output's rows of a lane, from the tile's first column on.
+  struct Rows {
+    T* begin[2];
+    bool exists[2];
+  };
+
+  // The same by one half of the warp's buffer after the other: so lanes have
+  // read a half when another group comes to it. A row is 64 bytes; 16 of them lie where no
+  // two of eight rows, or of the columns of two rows, share a bank.
+  __device__ __forceinline__ void write_rows(int group, const Pairs& pairs, const Rows& rows,
+                                             int turn) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t buffer = buffer_ + turn * (16 * 64);
+    const auto place_of = [&](int row, int eight) {
+      return buffer + row * 64 + (eight ^ row / 2 % 4) * 16;
+    };
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = pairs[2 * j + i];
+        words[i] = pack_pair(T(), x.x, x.y);
+      }
+      stmatrix_x4(place_of(lane % 16, j + lane / 16), words);
+    }
+    __syncwarp();
+    const int column = 32 * group + lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      copy_eight_if(rows.begin[half] + column, place_of(lane / 4 + 8 * half, lane % 4),
+                    rows.exists[half] && tile_.column + column < p_.columns);
+    }
+  }
+
+  // Copies 16 bytes of shared memory to the output. Why in one piece: a branch takes longer.
+  static __device__ __forceinline__ void copy_eight_if(T* to, uint32_t from, bool exists) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .b32 x<4>;\n"
+        "setp.ne.u32 p, %2, 0;\n"
+        "ld.shared.v4.b32 {x0, x1, x2, x3}, [%1];\n"
+        "@p st.global.v4.b32 [%0], {x0, x1, x2, x3};\n"
+        "}" ::"l"(to),
+        "r"(from), "r"(exists ? 1 : 0)
+        : "memory");
   }
 
   // 16 tokens, of 16 columns of the output for each warp.
@@ -276,6 +351,7 @@ class Fp8GemmEpilogue {
   const decltype(Params::p)& p_;
   const GemmTile& tile_;
   const int row_;
+  const uint32_t buffer_;  // of the warp
 };
 
 #endif  // __CUDACC__

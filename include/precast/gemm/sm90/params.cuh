@@ -29,15 +29,19 @@ struct GemmLaunchParams {
 struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   // A group has the weight of its number; rows of the output are whole vectors of 16 bytes.
   static constexpr bool kChoosesWeights = false, kHasBias = false, kHasAnyRows = false;
+  // Accumulators are those of a block of the depth; what is written are other registers.
+  static constexpr bool kHasSumsOfBlocks = true;
 
-  // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes.
-  bool has_four_scales;
+  // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
+  // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
+  bool has_four_scales, has_scales_in_row;
 };
 
 // Those of 16-bit operands `A`.
 template <typename A>
 struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
   static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
+  static constexpr bool kHasSumsOfBlocks = false;
   using Bias = A;
 
   // 0 where all groups have the same memory, whose map has one group, else 1.

@@ -47,6 +47,7 @@ struct Sm90GemmTile {
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
   static constexpr int kStageBytes = (kRows + kColumns) * kRowBytes;
   static constexpr int kMostStages = 16;
+  static constexpr int kWarpBufferBytes = 0;
   // The GPU takes 1 KiB for each CTA.
   static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
   static constexpr int kFitting =
@@ -61,9 +62,14 @@ struct Sm90GemmTile {
 // The scales of a stage; the last two are not used.
 constexpr int fp8_tile_scales(int tokens) { return tokens + 4; }
 
+// In which a consumer warp brings its outputs in order: two times 16 rows of 32 columns.
+constexpr int fp8_tile_warp_buffer(bool is_swapped) { return is_swapped ? 0 : 2 * 16 * 32 * 2; }
+
 template <int kRows, int kColumns, bool kIsSwapped>
-struct Fp8GemmTile : Sm90GemmTile<kRows, kColumns, kIsSwapped,
-                                  fp8_tile_scales(kIsSwapped ? kColumns : kRows) * 4> {
+struct Fp8GemmTile
+    : Sm90GemmTile<kRows, kColumns, kIsSwapped, fp8_tile_scales(kIsSwapped ? kColumns : kRows) * 4,
+                   fp8_tile_warp_buffer(kIsSwapped) * (kRows < 128 ? 4 : 8)> {
+  static constexpr int kWarpBufferBytes = fp8_tile_warp_buffer(kIsSwapped);
   static constexpr int kScales = fp8_tile_scales(kIsSwapped ? kColumns : kRows);
   static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
 };
@@ -78,11 +84,13 @@ struct Fp8GemmStorage {
   alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
 };
 
-// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, then
-// the storage.
+// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, the
+// buffers of the consumer warps, then the storage.
 template <typename Tile, typename Storage = Fp8GemmStorage<Tile>>
 struct Fp8GemmBuffers {
-  static constexpr int kStorageOffset = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kWarpBufferOffset = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kStorageOffset =
+      kWarpBufferOffset + Tile::kConsumerWarps * Tile::kWarpBufferBytes;
   static constexpr int kBytes = kStorageOffset + int(sizeof(Storage));
 
   uint32_t base;
