@@ -32,8 +32,7 @@ class Gemm16Consumer {
         shared_(shared),
         blocks_(DepthRange(params).count()),
         first_place_(uniform(buffers.base >> 4)),
-        releases_(threadIdx.x % 32 == 0 && !shares(params)),
-        releases_both_(threadIdx.x % 32 < 2 && shares(params)) {}
+        releases_in_(cta_to_release(params)) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile, Params> scheduler(params_);
@@ -58,8 +57,13 @@ class Gemm16Consumer {
   }
 
  private:
-  static __device__ __forceinline__ bool shares(const Params& params) {
-    return params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
+  // The CTA of the cluster at whose stages this lane arrives for its warp, or -1.
+  static __device__ __forceinline__ int cta_to_release(const Params& params) {
+    const int lane = threadIdx.x % 32;
+    if (params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b) {
+      return lane < 2 ? lane : -1;
+    }
+    return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
   }
 
   // The number that all lanes have, in a uniform register. Why: the compiler does not see through
@@ -141,15 +145,14 @@ class Gemm16Consumer {
 
   // This warp will not read the stage any more.
   __device__ __forceinline__ void release(const State& of) const {
-    mbarrier_arrive_if(&shared_.stages.empty[of.stage], releases_, releases_both_, threadIdx.x % 2);
+    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.stage], releases_in_);
   }
 
   const Params& params_;
   Storage& shared_;
   const int blocks_;            // of the depth, in a tile
   const uint32_t first_place_;  // units of 16 bytes
-  // Whether this lane arrives for its warp, at the CTA's own stage or at that of one of a pair.
-  const bool releases_, releases_both_;
+  const int releases_in_;       // a CTA of the cluster
   State state_;
   bool is_first_ = true;  // no tile has been multiplied
 };
