@@ -16,12 +16,20 @@ inline int64_t blocks_of(int64_t size, int rows_log2) {
 }
 
 // The scales of a matrix with `rows` rows; [row blocks, depth blocks] if `k_major`, else the other
-// way round, behind the groups if the matrix has some.
+// way round, behind the groups if the matrix has some. Packed ones have an element for four blocks
+// of the depth; those of a weight may be of each row, as DeepGEMM has them: a block's are the same.
 PRECAST_ONE_COPY Fp8Scales scales_of(const TensorMatch& match, bool has_groups, int64_t groups,
-                                     int64_t rows, int64_t depth, int rows_log2, bool k_major) {
+                                     int64_t rows, int64_t depth, int rows_log2, bool k_major,
+                                     bool may_be_of_rows) {
   const Arg& arg = match;
+  const TensorView& t = arg.tensor;
+  const int at = has_groups ? 1 : 0;
+  const bool packed = same_dtype(t.dtype(), kInt32);
   int64_t row_blocks = blocks_of(rows, rows_log2);
-  int64_t depth_blocks = blocks_of(depth, kFp8BlockLog2);
+  const int64_t depth_blocks = blocks_of(depth, kFp8BlockLog2 + (packed ? 2 : 0));
+  const bool of_each_row = packed && may_be_of_rows && t.ndim() == at + 2 &&
+                           t.size(k_major ? at : at + 1) == rows && rows != row_blocks;
+  if (of_each_row) row_blocks = rows;
   const int64_t first = k_major ? row_blocks : depth_blocks;
   const int64_t second = k_major ? depth_blocks : row_blocks;
   if (has_groups) {
@@ -29,19 +37,19 @@ PRECAST_ONE_COPY Fp8Scales scales_of(const TensorMatch& match, bool has_groups, 
   } else {
     match.shape({first, second});
   }
-  const TensorView& t = arg.tensor;
-  const int at = has_groups ? 1 : 0;
   Fp8Scales scales = {};
   scales.data = static_cast<const float*>(data_of(t));
   scales.block_stride = t.stride(k_major ? at : at + 1);
   scales.depth_stride = t.stride(k_major ? at + 1 : at);
   scales.group_stride = has_groups ? t.stride(0) : 0;
   scales.rows_log2 = rows_log2;
+  scales.packed = packed;
   PRECAST_CHECK(scales.block_stride >= 0 && scales.depth_stride >= 0 &&
                     row_blocks * scales.block_stride < kMostScales,
                 ValueError)
       << arg.what() << " must span less than 2^32 - 1 elements, got strides "
       << to_string(t.strides()) << "; call .contiguous()";
+  if (of_each_row) scales.block_stride <<= rows_log2;
   return scales;
 }
 
@@ -67,8 +75,13 @@ PRECAST_ONE_COPY void check_operands(const Fp8GemmCall& call, int a_rank, int b_
   } else {
     call.b.shape({a_rank == 3 ? a.tensor.size(0) : b.tensor.size(0), columns, depth});
   }
-  call.a_scale.same_device(a).dtype(DType::f32);
-  call.b_scale.same_device(a).dtype(DType::f32);
+  for (const TensorMatch* match : {&call.a_scale, &call.b_scale}) {
+    match->same_device(a);
+    const Arg& scale = *match;
+    const DLDataType dtype = scale.tensor.dtype();
+    PRECAST_CHECK(same_dtype(dtype, kInt32) || same_dtype(dtype, to_dl(DType::f32)), ValueError)
+        << scale.what() << " must be float32 or int32, got " << to_string(dtype);
+  }
 }
 
 PRECAST_ONE_COPY void check_output(const Fp8GemmCall& call, DType dtype) {
@@ -102,6 +115,11 @@ void run_fp8_gemm(const Fp8GemmCall& call, int64_t groups, int64_t expected_toke
       << a.op << ": a_scale_rows must be 1 or " << kFp8Block << ", got " << call.a_scale_rows;
   PRECAST_CHECK(call.choice < 0 || Kernels::has_choice(call.choice, call.kind), ValueError)
       << a.op << ": choice must be -1 or " << Kernels::kChoices << ", got " << call.choice;
+  const DLDataType of_a = Arg(call.a_scale).tensor.dtype();
+  const Arg& b_scale = call.b_scale;
+  PRECAST_CHECK(same_dtype(b_scale.tensor.dtype(), of_a), ValueError)
+      << b_scale.what() << " must be " << to_string(of_a) << ", as a_scale is, got "
+      << to_string(b_scale.tensor.dtype());
   Fp8GemmParams params = {};
   params.kind = call.kind;
   params.groups = static_cast<int>(groups);
@@ -110,10 +128,11 @@ void run_fp8_gemm(const Fp8GemmCall& call, int64_t groups, int64_t expected_toke
   params.depth = static_cast<int>(depth);
   params.a = matrix_of(call.a);
   params.b = matrix_of(call.b);
-  params.a_scale = scales_of(call.a_scale, has_groups_of_a, groups, tokens, depth,
-                             call.a_scale_rows == 1 ? 0 : kFp8BlockLog2, call.a_scale_k_major);
+  params.a_scale =
+      scales_of(call.a_scale, has_groups_of_a, groups, tokens, depth,
+                call.a_scale_rows == 1 ? 0 : kFp8BlockLog2, call.a_scale_k_major, false);
   params.b_scale = scales_of(call.b_scale, has_groups_of_b, groups, columns, depth, kFp8BlockLog2,
-                             call.b_scale_k_major);
+                             call.b_scale_k_major, true);
   call.out.unit_stride_output();
   check_rows_aligned(out);
   params.out = data_of(out.tensor);

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the block-scaled e4m3 GEMM for Hopper.
-#include <array>
-
 #include "core/ffi_export.h"
 #include "gemm/fp8_gemm_call.h"
-#include "precast/gemm/sm90/choose.cuh"
+#include "gemm/sm90_choice.h"
 
 namespace precast {
 
@@ -16,26 +14,6 @@ cudaError_t fp8_gemm_sm90_swapped(const Fp8GemmParams& params, const Fp8GemmChoi
                                   bool enable_pdl, cudaStream_t stream);
 
 namespace {
-
-// What choose_fp8_gemm() says. Why a memory: the model takes longer than the rest of a call, and
-// engines call with a few shapes again and again.
-Fp8GemmChoice choice_for(const Fp8GemmProblem& problem) {
-  struct Known {
-    Fp8GemmProblem problem;
-    Fp8GemmChoice choice;
-  };
-  constexpr size_t kKnown = 256;
-  thread_local std::array<Known, kKnown> known = {};
-  const uint32_t words[] = {
-      static_cast<uint32_t>(problem.kind),   static_cast<uint32_t>(problem.groups),
-      static_cast<uint32_t>(problem.tokens), static_cast<uint32_t>(problem.columns),
-      static_cast<uint32_t>(problem.depth),  static_cast<uint32_t>(problem.sms)};
-  uint32_t hash = 0;
-  for (const uint32_t word : words) hash = (hash ^ word) * 0x9e3779b1u;
-  Known& here = known[(hash >> 16) % kKnown];
-  if (!(here.problem == problem)) here = {problem, choose_fp8_gemm(problem)};
-  return here.choice;
-}
 
 struct Sm90Kernels {
   static constexpr const char* kChoices = "a tile and cluster for this kind of tokens below 78";
@@ -49,9 +27,9 @@ struct Sm90Kernels {
                             bool enable_pdl, cudaStream_t stream) {
     const int groups = params.kind == TokenGroups::blocks ? 1 : params.groups;
     const Fp8GemmChoice choice =
-        number < 0
-            ? choice_for({params.kind, groups, expected_tokens, params.columns, params.depth, sms})
-            : Fp8GemmChoice::of(number);
+        number < 0 ? known_choice<Fp8GemmChoice>(
+                         {params.kind, groups, expected_tokens, params.columns, params.depth, sms})
+                   : Fp8GemmChoice::of(number);
     const auto launch = choice.shape().swapped ? fp8_gemm_sm90_swapped : fp8_gemm_sm90;
     return launch(params, choice, sms, enable_pdl, stream);
   }

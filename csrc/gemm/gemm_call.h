@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of the GEMMs for every GPU share: operands, and the launch.
+// What the bindings of GEMMs share whose scales, if there are some, are those of rows: operands,
+// and the launch.
 #pragma once
 
 #include <algorithm>
@@ -73,14 +74,21 @@ struct GemmCall {
   int64_t columns;
   int64_t groups, weights;
   int64_t expected_tokens;  // of a group
-  int64_t tactic;           // a tile of kGemmTiles, or -1
+  int64_t tactic;           // what the kernels number their tiles by, or -1
   bool enable_pdl;
 };
 
 // Checks sizes and memory, and launches the product. `params` has what only some calls have:
-// scales, the bias, groups.
-template <typename Launch>
-void run_gemm(const GemmCall& call, GemmParams params, const Launch& launch) {
+// scales, the bias, groups. `kernels` has
+//
+//   bool has_tactic(int64_t tactic, TokenGroups kind);  whether 0 or more is legal
+//   const char* kTactics;                               what is, in errors
+//   cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
+//                      int sms, bool enable_pdl, cudaStream_t stream);
+//
+// where a tactic of -1 leaves it to the kernels.
+template <typename Kernels>
+void run_gemm_by(const GemmCall& call, GemmParams params, const Kernels& kernels) {
   const TensorView& a = call.a.tensor;
   const int64_t bytes = (a.dtype().bits + 7) / 8, vector = kVecBytes / bytes;
   const int64_t tokens = a.size(-2), depth = a.size(-1);
@@ -93,9 +101,10 @@ void run_gemm(const GemmCall& call, GemmParams params, const Launch& launch) {
   PRECAST_CHECK(call.columns <= kMostRows, ValueError)
       << call.out.what() << " must have at most " << kMostRows << " columns, got shape "
       << to_string(call.out.tensor.shape());
-  PRECAST_CHECK(call.tactic >= -1 && call.tactic < kNumGemmTiles, ValueError)
-      << call.a.op << ": tactic must be -1 or a tile below " << kNumGemmTiles << ", got "
-      << call.tactic;
+  PRECAST_CHECK(
+      call.tactic == -1 || (call.tactic >= 0 && kernels.has_tactic(call.tactic, params.kind)),
+      ValueError)
+      << call.a.op << ": tactic must be -1 or " << kernels.kTactics << ", got " << call.tactic;
   params.a = rows_of(call.a);
   params.b = call.b.matrix;
   check_columns(call.out, true);
@@ -114,12 +123,32 @@ void run_gemm(const GemmCall& call, GemmParams params, const Launch& launch) {
   check_vector_aligned(call.b_arg);
   launch_on(call.a, [&](cudaStream_t stream) {
     const int sms = multiprocessors(call.a.op, a.device().device_id);
-    const int tile = call.tactic >= 0
-                         ? static_cast<int>(call.tactic)
-                         : choose_gemm_tile(params.groups, static_cast<int>(call.expected_tokens),
-                                            params.columns, sms);
-    return launch(params, call.b.row_major, tile, call.enable_pdl, stream);
+    return kernels.launch(params, call.b.row_major, static_cast<int>(call.tactic),
+                          static_cast<int>(call.expected_tokens), sms, call.enable_pdl, stream);
   });
+}
+
+// The kernels for every GPU, which function(params, row_major_b, tile, enable_pdl, stream)
+// launches.
+template <typename Function>
+struct MmaTiles {
+  static constexpr const char* kTactics = "a tile below 4";
+  static_assert(kNumGemmTiles == 4, "kTactics");
+  const Function& function;
+
+  static bool has_tactic(int64_t tactic, TokenGroups) { return tactic < kNumGemmTiles; }
+  cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
+                     int sms, bool enable_pdl, cudaStream_t stream) const {
+    const int tile = tactic >= 0
+                         ? tactic
+                         : choose_gemm_tile(params.groups, expected_tokens, params.columns, sms);
+    return function(params, row_major_b, tile, enable_pdl, stream);
+  }
+};
+
+template <typename Function>
+void run_gemm(const GemmCall& call, const GemmParams& params, const Function& function) {
+  run_gemm_by(call, params, MmaTiles<Function>{function});
 }
 
 // Where the rows of groups begin, or what they select: int32, or int64 as well.

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the block-scaled GEMM for sm_90a chooses and places its tiles, for random problems:
+// How the GEMMs for sm_90a choose and place their tiles, for random problems:
 //
 // - each tile of the output is computed by one CTA, and no other is, but for the second tile of a
 //   pair that shares an operand
 // - the choice is legal, is that of the fewest expected clocks, and is always the same
 // - more tokens are never expected to take less time
 //
-// Usage: fp8_gemm_choice <problems> <seed>; prints the number of choices.
-#include "precast/gemm/sm90/choose.cuh"
+// Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices. With a third argument it
+// prints instead, for each problem of FP8, its numbers and each legal choice with its clocks.
+#include "precast/gemm/sm90/gemm16_choose.cuh"
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -26,11 +28,12 @@ using namespace precast;
 
 static int g_problem;
 
-static void check_places(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem) {
+template <typename Choice>
+static void check_places(const Choice& choice, const Fp8GemmProblem& problem) {
   const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
   const int tokens = choice.shape().tokens(), weights = choice.shape().weights();
   const int rows = ceil_div(problem.tokens, tokens), columns = ceil_div(problem.columns, weights);
-  const int band = fp8_gemm_band(choice, units.tokens, problem.sms);
+  const int band = sm90_gemm_band(choice, units.tokens, problem.sms);
   REQUIRE(band >= 1 && band <= units.tokens);
   const ClusterUse use = choice.clusters().use;
   const int down = use == ClusterUse::shares_b ? 2 : 1, right = use == ClusterUse::shares_a ? 2 : 1;
@@ -51,46 +54,89 @@ static void check_places(const Fp8GemmChoice& choice, const Fp8GemmProblem& prob
   for (const int count : times) REQUIRE(count == 1);
 }
 
-int main(int argc, char** argv) {
-  const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
-  std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  for (int number = 0; number < kNumFp8Choices; ++number) {
-    REQUIRE(Fp8GemmChoice::of(number).number() == number);
-    const Fp8TileShape& tile = Fp8GemmChoice::of(number).shape();
+template <typename Below>
+static Fp8GemmProblem random_problem(const Below& below) {
+  const bool few = below(2) == 0;
+  Fp8GemmProblem problem = {};
+  problem.kind = static_cast<TokenGroups>(below(4));
+  problem.groups = below(3) == 0 ? 1 + below(64) : 1;
+  problem.tokens = 1 + below(few ? 128 : 8192);
+  problem.columns = 8 * (1 + below(2048));
+  problem.depth = 16 * (1 + below(1024));
+  problem.sms = below(4) == 0 ? 1 + below(160) : 132;
+  return problem;
+}
+
+static std::function<int(int)> numbers_of(unsigned seed) {
+  return [random = std::mt19937(seed)](int n) mutable {
+    return static_cast<int>(random() % static_cast<unsigned>(n));
+  };
+}
+
+static void print_clocks(const Fp8GemmProblem& problem) {
+  std::printf("%d %d %d %d %d %d: %d", static_cast<int>(problem.kind), problem.groups,
+              problem.tokens, problem.columns, problem.depth, problem.sms,
+              choose_sm90_gemm<Fp8GemmChoice>(problem).number());
+  for (int number = 0; number < Fp8GemmChoice::kChoices; ++number) {
+    const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+    if (is_legal(choice, problem.kind)) {
+      std::printf(" %d=%.17g", number, sm90_gemm_clocks(choice, problem));
+    }
+  }
+  std::printf("\n");
+}
+
+// What the scales of blocks need of the tiles.
+static void check_scales() {
+  for (int number = 0; number < kNumFp8Tiles; ++number) {
+    const Fp8TileShape& tile = kFp8Tiles[number];
     // Columns of a tile are in at most two blocks of 128, whose scales a stage has.
     for (int column = 0; column < 1024; column += tile.weights()) {
       REQUIRE((column + tile.weights() - 1) / kFp8Block - column / kFp8Block <= 1);
     }
     REQUIRE(!tile.swapped || kFp8Block % tile.weights() == 0);
   }
+}
+
+template <typename Choice>
+static void check_choices(int problems, unsigned seed) {
+  const auto below = numbers_of(seed);
+  for (int number = 0; number < Choice::kChoices; ++number) {
+    REQUIRE(Choice::of(number).number() == number);
+  }
   for (g_problem = 0; g_problem < problems; ++g_problem) {
-    const bool few = below(2) == 0;
-    Fp8GemmProblem problem = {};
-    problem.kind = static_cast<TokenGroups>(below(4));
-    problem.groups = below(3) == 0 ? 1 + below(64) : 1;
-    problem.tokens = 1 + below(few ? 128 : 8192);
-    problem.columns = 8 * (1 + below(2048));
-    problem.depth = 16 * (1 + below(1024));
-    problem.sms = below(4) == 0 ? 1 + below(160) : 132;
-    const Fp8GemmChoice best = choose_fp8_gemm(problem);
+    const Fp8GemmProblem problem = random_problem(below);
+    const Choice best = choose_sm90_gemm<Choice>(problem);
     REQUIRE(is_legal(best, problem.kind));
     REQUIRE(best.clocks > 0);
-    REQUIRE(best.number() == choose_fp8_gemm(problem).number());
-    for (int number = 0; number < kNumFp8Choices; ++number) {
-      const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+    REQUIRE(best.number() == choose_sm90_gemm<Choice>(problem).number());
+    for (int number = 0; number < Choice::kChoices; ++number) {
+      const Choice choice = Choice::of(number);
       if (!is_legal(choice, problem.kind)) continue;
       const ClusterUse use = choice.clusters().use;
       REQUIRE(use != ClusterUse::shares_b || problem.kind != TokenGroups::blocks);
       REQUIRE(choice.shape().tokens() <= kFp8Block || problem.kind != TokenGroups::blocks);
       REQUIRE(use != ClusterUse::splits_k || problem.kind == TokenGroups::equal);
-      REQUIRE(best.clocks <= fp8_gemm_clocks(choice, problem));
+      REQUIRE(best.clocks <= sm90_gemm_clocks(choice, problem));
       if (number % 7 == g_problem % 7) check_places(choice, problem);
     }
     Fp8GemmProblem more = problem;
     more.tokens += 1 + below(512);
-    REQUIRE(choose_fp8_gemm(more).clocks >= best.clocks);
+    REQUIRE(choose_sm90_gemm<Choice>(more).clocks >= best.clocks);
   }
-  std::printf("%d choices, %d tiles\n", kNumFp8Choices, kNumFp8Tiles);
+}
+
+int main(int argc, char** argv) {
+  const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
+  const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u;
+  if (argc > 3) {
+    const auto below = numbers_of(seed);
+    for (int i = 0; i < problems; ++i) print_clocks(random_problem(below));
+    return 0;
+  }
+  check_scales();
+  check_choices<Fp8GemmChoice>(problems, seed);
+  check_choices<Gemm16Choice>(problems, seed);
+  std::printf("%d and %d choices\n", Fp8GemmChoice::kChoices, Gemm16Choice::kChoices);
   return 0;
 }

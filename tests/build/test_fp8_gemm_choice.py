@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test on the CPU how the block-scaled GEMM for Hopper chooses and places its tiles.
+"""Test on the CPU how the GEMMs for Hopper choose and place their tiles.
 
 ``fp8_gemm_choice.cpp`` calls the functions that launcher and kernel call.
 """
@@ -13,7 +13,8 @@ import pytest
 from build_support import run
 from host_programs import SANITIZED, compiled, with_change
 
-from precast._ops.gemm._fp8 import CHOICES
+from precast._ops.gemm import _fp8, _plain
+from precast._plan import gemm_model
 
 SOURCE = Path(__file__).with_name("fp8_gemm_choice.cpp")
 HEADER = "precast/gemm/sm90/choose.cuh"
@@ -24,8 +25,26 @@ def test_random_problems(tmp_path: Path) -> None:
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(2), "little"))
     print(f"PRECAST_TEST_SEED={seed}")
     assert run([compiled(tmp_path, SOURCE, *SANITIZED), PROBLEMS, seed]).startswith(
-        f"{CHOICES} choices, "
+        f"{_fp8.CHOICES} and {_plain.CHOICES} choices"
     )
+    assert (len(gemm_model.CHOICES), len(gemm_model.CLUSTERS)) == (_fp8.CHOICES, _fp8.CLUSTERS)
+
+
+def test_python_expects_the_same(tmp_path: Path) -> None:
+    """Of all choices the same clocks, and so the same one first."""
+    program = compiled(tmp_path, SOURCE)
+    kinds = [*gemm_model.KINDS]  # In the order of TokenGroups.
+    lines = run([program, 300, 11, "print"]).splitlines()
+    for line in lines:
+        shape, _, rest = line.partition(":")
+        kind, *sizes = map(int, shape.split())
+        chosen, *clocks = rest.split()
+        problem = gemm_model.Problem(kinds[kind], *sizes)
+        got = {str(c.number): e.clocks for c, e in gemm_model.ranking(problem)}
+        want = {number: float(x) for number, _, x in (word.partition("=") for word in clocks)}
+        assert got == pytest.approx(want, rel=1e-12, abs=0)
+        assert next(iter(got)) == chosen
+    assert len(lines) == 300
 
 
 # Each change breaks the header at a point that one check of the program is for.

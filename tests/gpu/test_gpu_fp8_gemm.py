@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import test_gpu_fp8_grouped as grouped
 import torch
+from packed_scales import in_words
 from test_gpu_fp8_gemm_sm90 import DTYPES, SHAPES, Problem, equal, problem
 
 from precast._ops.gemm._fp8 import MMA_TILES, scaled_product
@@ -51,6 +52,14 @@ def test_every_tile_is_exact(tile: int, dtype: torch.dtype, generator: torch.Gen
 def test_every_tile_has_the_scales_of_blocks_of_rows(tile: int, generator: torch.Generator) -> None:
     given = problem(generator, 300, 392, 400, 128)
     equal(run(given, tile), given.want())
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_has_packed_scales(tile: int, generator: torch.Generator) -> None:
+    for shape in ((3, 136, 400), (130, 392, 1808)):
+        given = problem(generator, *shape)
+        words = given._replace(a_scale=in_words(given.a_scale), b_scale=in_words(given.b_scale))
+        equal(run(words, tile), given.want())
 
 
 @pytest.mark.parametrize("scale_rows", [1, 128])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gemm_calls import in_columns
+from packed_scales import in_words
 
 from precast._ops.gemm._fp8 import CHOICES, scaled_product
 from precast._ops.gemm.fp8_gemm import _GEMM_SM90
@@ -100,6 +101,39 @@ def test_every_tile_has_scales_in_columns(choice: int, generator: torch.Generato
     for shape in ((3, 136, 400), (130, 392, 1024), (518, 264, 400)):
         given = problem(generator, *shape)
         equal(run(given._replace(a_scale=in_columns(given.a_scale)), choice), given.want())
+
+
+@pytest.mark.parametrize("choice", range(CHOICES))
+def test_every_tile_has_packed_scales(choice: int, generator: torch.Generator) -> None:
+    for shape in ((3, 136, 400), (130, 392, 1024), (518, 264, 1808)):
+        given = problem(generator, *shape)
+        a_scale, b_scale = in_words(given.a_scale), in_words(given.b_scale)
+        equal(run(given._replace(a_scale=a_scale, b_scale=b_scale), choice), given.want())
+
+
+@pytest.mark.parametrize("scale_rows", [1, 128])
+@pytest.mark.parametrize("backend", ["cutlass", "mma"])
+def test_every_layout_of_packed_scales(
+    backend: str, scale_rows: int, generator: torch.Generator
+) -> None:
+    for rows in (3, 130, 513):
+        given = problem(generator, rows, 392, 1040, scale_rows)
+        x, y = in_words(given.a_scale), in_words(given.b_scale)
+        each = y.repeat_interleave(128, 0)[:392]
+        options: dict[str, Any] = {
+            "scale_granularity_mnk": (scale_rows, 128, 128),
+            "backend": backend,
+        }
+        # As DeepGEMM has them: columns of tokens, and a weight's of each row.
+        for of_a, of_b, mode in (
+            (x, y, "K"),
+            (x, each, "K"),
+            (x.T.contiguous().T, each.T.contiguous().T, "K"),
+            (x.T, y.T, "MN"),
+            (x.T.contiguous(), each.T.contiguous(), "MN"),
+        ):
+            got = gemm_fp8_nt_groupwise(given.a, given.b, of_a, of_b, mode, **options)
+            equal(got, given.want())
 
 
 @pytest.mark.parametrize("scale_rows", [1, 128])
@@ -268,7 +302,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
         ({"a": shifted.view(16, 128)}, "a must start at a multiple of 16 bytes"),
         ({"b": given.b.cpu()}, "b must be on cuda:0 as a, got cpu"),
         ({"b": given.b[:60], "out": out[:, :60]}, "b must have a multiple of 8 rows"),
-        ({"a_scale": given.a_scale.half()}, "a_scale must be float32, got float16"),
+        ({"a_scale": given.a_scale.half()}, "a_scale must be float32 or int32, got float16"),
         ({"a_scale": given.a_scale[1:]}, r"a_scale must have shape \[16, 1\], got \[15, 1\]"),
         ({"out": out.T.contiguous().T}, "out must have stride 1 in its last dimension"),
         ({"out": given.a.view(BF16)}, "out must not overlap a's memory"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gemm_calls import in_columns
+from packed_scales import in_words
 
 from precast.gemm import (
     batch_deepgemm_fp8_nt_groupwise,
@@ -123,6 +124,10 @@ def launch(
     """A call; where `state` has a graph, a replay of it with these tensors copied in."""
     if state.get("in_columns"):
         given[2] = in_columns(given[2])
+    if state.get("in_words"):
+        k_major = function is not group_gemm_fp8_nt_groupwise
+        for i in (2, 3):
+            given[i] = in_words(given[i]) if k_major else in_words(given[i].mT).mT
     if "graph" not in state:
         assert function(*given, out=out, **options) is out
         return out
@@ -163,6 +168,13 @@ def test_products_are_exact_beside_padding_of_nan(
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 def test_scales_in_columns(counts: list[int], run: Run, generator: torch.Generator) -> None:
     check(run, Problem(counts, (264, 400), generator), {"in_columns": True})
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_packed_scales(counts: list[int], run: Run, generator: torch.Generator) -> None:
+    for sizes in ((264, 400), (128, 1168)):
+        check(run, Problem(counts, sizes, generator), {"in_words": True})
 
 
 @pytest.mark.parametrize("run", RUNS)

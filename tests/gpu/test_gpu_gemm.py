@@ -8,12 +8,14 @@ whatever its order: results are compared bit for bit.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from precast import gemm
+from precast._op.export import Export
 from precast._ops.gemm._fp8 import MMA_TILES
 from precast._ops.gemm.grouped_mm import _GROUPED as GROUPED_BF16
 from precast._ops.gemm.mm_bf16 import _BMM as BMM_BF16
@@ -102,6 +104,11 @@ def test_batches(tile: int, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("tile", TILES)
 def test_strides_and_rows_that_are_not_finite(tile: int, generator: torch.Generator) -> None:
+    check_strides(MM_BF16, tile, generator)
+
+
+def check_strides(export: Export, tile: int, generator: torch.Generator) -> None:
+    """A row of NaN, and rows between others that are not finite; outputs of every alignment."""
     a, weight = whole(generator, BF16, 70, 72), whole(generator, BF16, 265, 72)
     want = product(a, weight.T)
 
@@ -112,12 +119,14 @@ def test_strides_and_rows_that_are_not_finite(tile: int, generator: torch.Genera
 
     a = wide(a)
     a[3] = torch.nan
+    rest = [row for row in range(70) if row != 3]
     for dtype in OUTPUTS:
-        room = torch.full((70, 268), 7.0, dtype=dtype, device=DEVICE)
-        MM_BF16.launch(a, wide(weight).T, None, room[:, :265], tile, True)
-        assert room[3, :265].isnan().all() and (room[:, 265:] == 7).all()
-        rest = [row for row in range(70) if row != 3]
-        equal(room[rest, :265], want[rest])
+        for columns, all_columns in ((265, 268), (264, 280)):
+            room = torch.full((70, all_columns), 7.0, dtype=dtype, device=DEVICE)
+            out = room[:, :columns]
+            export.launch(a, wide(weight)[:columns].T, None, out, tile, True)
+            assert out[3].isnan().all() and (room[:, columns:] == 7).all()
+            equal(out[rest], want[rest, :columns])
 
 
 @pytest.mark.parametrize("dtype", OUTPUTS)
@@ -231,16 +240,26 @@ def test_groups_by_their_public_names(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("column_major", [True, False])
 @pytest.mark.parametrize("tile", TILES)
 def test_segments(tile: int, column_major: bool, generator: torch.Generator) -> None:
+    check_segments(_SEGMENTS, F32, column_major, tile, generator)
+
+
+def check_segments(
+    export: Export,
+    out_dtype: torch.dtype,
+    column_major: bool,
+    tile: int,
+    generator: torch.Generator,
+) -> None:
     for counts in COUNTS:
         for dtype in (torch.int32, torch.int64):
             x, weights = groups_of(generator, (F16, F16), counts, 264, 144)
             which = torch.randint(len(counts), (len(counts),), generator=generator, device=DEVICE)
-            out = torch.full((len(x), 264), 7.0, device=DEVICE)
+            out = torch.full((len(x), 264), 7.0, dtype=out_dtype, device=DEVICE)
             given = weights if column_major else weights.mT.contiguous()
             starts, indices = starts_of(counts, dtype), which.to(dtype)
-            _SEGMENTS.launch(x, given, starts, indices, out, column_major, tile)
+            export.launch(x, given, starts, indices, out, column_major, tile)
             check_groups(out, x, weights, counts, which.tolist())
-            _SEGMENTS.launch(x, given, starts, None, out, column_major, tile)
+            export.launch(x, given, starts, None, out, column_major, tile)
             check_groups(out, x, weights, counts, [*range(len(counts))])
 
 
@@ -254,13 +273,19 @@ def test_the_wrapper_of_segments(generator: torch.Generator) -> None:
 
 
 def test_a_graph_is_replayed_with_other_groups(generator: torch.Generator) -> None:
+    check_replays(lambda *args: gemm.grouped_mm_bf16(*args), F32, generator)
+
+
+def check_replays(
+    multiply: Callable[..., object], dtype: torch.dtype, generator: torch.Generator
+) -> None:
     a, b = whole(generator, BF16, 310, 144), whole(generator, BF16, 3, 264, 144)
     starts = starts_of([100, 0, 200])
-    out = torch.empty(310, 264, device=DEVICE)
-    gemm.grouped_mm_bf16(a, b, starts, out)
+    out = torch.empty(310, 264, dtype=dtype, device=DEVICE)
+    multiply(a, b, starts, out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gemm.grouped_mm_bf16(a, b, starts, out)
+        multiply(a, b, starts, out)
     for counts in ([100, 0, 200], [0, 299, 1], [1, 1, 298], [0, 0, 300]):
         starts.copy_(starts_of(counts))
         a[3:-7].copy_(whole(generator, BF16, 300, 144))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
+from overlap_support import column_major
 from wrong_values import wrong_tensors
 
 import precast
@@ -84,8 +85,11 @@ def valid_calls() -> dict[str, list[Args]]:
             make()()
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
-    for name in [name for name in calls if name.endswith("fp8_nt_groupwise")]:
-        calls[f"{name}_sm90"] = calls[name]
+    for name, kernel in kernels().items():  # The GEMMs of Hopper.
+        if kernel.op == "fp8_gemm_sm90":
+            calls[name] = calls[kernel.function]
+        if kernel.op == "gemm_sm90":
+            calls[name] = [*column_major(kernel, calls[kernel.function])]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
 

@@ -8,6 +8,7 @@
 // weight `b` each.
 #pragma once
 
+#include "precast/core/fp4.cuh"
 #include "precast/core/host_device.cuh"
 #include "precast/core/types.cuh"
 
@@ -36,13 +37,25 @@ struct GemmMatrix {
 using Fp8Matrix = GemmMatrix;
 
 // The scales of a matrix; strides are in elements. The scales of a group span less than 2^32 - 1.
+// Packed ones are exponents with a bias of 127 (ue8m0), four blocks of the depth in an element of
+// 32 bits, the first one in the lowest byte.
 struct Fp8Scales {
   const float* data;     // [groups, row blocks, depth blocks], in any order in memory
   int64_t block_stride;  // to the next block of rows
-  int64_t depth_stride;  // to the next block of the depth
+  int64_t depth_stride;  // to the next block of the depth, or the next four
   int64_t group_stride;
   int rows_log2;  // of a block: 0 or 7
+  bool packed;
 };
+
+#if defined(__CUDACC__)
+
+// The scale of a block of the depth, of the element that has it.
+__device__ __forceinline__ float unpacked_scale(float element, int block) {
+  return ue8m0_to_float(__float_as_uint(element) >> block % 4 * 8 & 0xff);
+}
+
+#endif
 
 struct Fp8GemmParams {
   Fp8Matrix a;  // [groups, tokens, depth], or [tokens, depth]

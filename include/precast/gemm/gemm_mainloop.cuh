@@ -59,11 +59,18 @@ class BlockScales {
     }
   }
 
-  // Loads the scales of the next step, before its products, which hide how long that takes.
-  __device__ __forceinline__ void load() {
+  // Loads the scales of a step, of each in order, before its products, which hide how long that
+  // takes.
+  __device__ __forceinline__ void load(int step) {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kMmaM; ++i) of_token_[i] = a_[a_offsets_[i]];
     of_columns_ = *b_;
+    if (p_.a_scale.packed) {
+#pragma unroll
+      for (float& scale : of_token_) scale = unpacked_scale(scale, step);
+      of_columns_ = unpacked_scale(of_columns_, step);
+      if (step % 4 != 3) return;
+    }
     a_ += p_.a_scale.depth_stride;
     b_ += p_.b_scale.depth_stride;
   }
@@ -119,7 +126,7 @@ class GemmMainloop {
       BlockScales<Tile> scales(p_, place_);
       for (int step = 0; step < steps_; ++step) {
         wait_and_start(step + kAhead);
-        scales.load();
+        scales.load(step);
         TileSums<Tile> acc = {};
         multiply(acc);
         scales.promote(sums, acc);

@@ -2,7 +2,7 @@
 // Which tile a CTA of the GEMMs for every GPU computes, and of which group and weight.
 #pragma once
 
-#include "precast/gemm/gemm_params.cuh"
+#include "precast/gemm/gemm_groups.cuh"
 #include "precast/gemm/gemm_tiles.cuh"
 
 namespace precast {
@@ -14,29 +14,6 @@ struct TilePlace {
   int token, token_end;  // the first token of the tile in `a`, and the end of its group
   int column;            // the first of the tile
 };
-
-// Entry i of what says the groups: see TokenGroups.
-__device__ __forceinline__ int group_number(const Fp8GemmParams& p, int i) {
-  return p.group_info[i];
-}
-__device__ __forceinline__ int group_number(const GemmParams& p, const void* numbers, int i) {
-  if (!p.info_is_int64) return static_cast<const int32_t*>(numbers)[i];
-  const int64_t number = static_cast<const int64_t*>(numbers)[i];
-  return static_cast<int>(min(max(number, int64_t(-1)), int64_t(0x7fffffff)));
-}
-__device__ __forceinline__ int group_number(const GemmParams& p, int i) {
-  return group_number(p, p.group_info, i);
-}
-
-// The weight of a group, or a number that is none.
-__device__ __forceinline__ int weight_of_group(const Fp8GemmParams& p, int group) {
-  return group < p.groups ? group : -1;
-}
-__device__ __forceinline__ int weight_of_group(const GemmParams& p, int group) {
-  const int weight =
-      p.weight_of_group == nullptr ? group : group_number(p, p.weight_of_group, group);
-  return weight < p.weights ? weight : -1;
-}
 
 // Finds the group that token tile `tile` belongs to, where groups are ranges of tokens, and counts
 // their tiles one after the other. All lanes of a warp call it; it looks at 32 groups at once.

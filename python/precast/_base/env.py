@@ -159,6 +159,13 @@ CUDA_ARCH_LIST = EnvVar(
     _text,
     "Targets to build for, such as '8.0 9.0a' (default: the GPUs present).",
 )
+GEMM_TABLE = EnvVar(
+    "PRECAST_GEMM_TABLE",
+    "",
+    _text,
+    "A file of `precast tune gemm`: the tiles that block-scaled products on Hopper take for its "
+    "shapes. Give every rank the same file.",
+)
 PROFILE = EnvVar("PRECAST_PROFILE", "core", _text, "The profile that a provider is built from.")
 CUDA_MAJOR = EnvVar(
     "PRECAST_CUDA",

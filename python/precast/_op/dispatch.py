@@ -46,6 +46,9 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Its own name, where several public functions call one export. Default: the export's.
     around : callable, optional
         What runs in place of the loaded function, which is its first argument.
+    adapt : callable, optional
+        Called once with a loaded function and the index of its device. What it returns is called in
+        the place of the function.
     reads_host : bool
         Whether it reads memory of the host when it is launched, which a captured graph would not
         read again: the CUDA graphs of ``torch.compile`` leave it out.
@@ -64,6 +67,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         function: str | None = None,
         name: str | None = None,
         around: Callable[..., None] | None = None,
+        adapt: Callable[[Callable[..., None], int], Callable[..., None]] | None = None,
         reads_host: bool = False,
         on_host: bool = False,
     ) -> None:
@@ -74,6 +78,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.reference = reference
         self.key = key
         self.around = around
+        self.adapt = adapt
         self.reads_host = reads_host
         self.on_host = on_host
         self.name = name or export
@@ -101,6 +106,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         function: Callable[..., None] = get_function(
             loader.load(self.op, words, device), self.export
         )
+        if self.adapt is not None:
+            function = self.adapt(function, device)
         if self.around is not None:
             function = functools.partial(self.around, function)
         self[key] = function

@@ -82,6 +82,8 @@ class Export(Kernel):
         the device. Default: the device of the tensor with the first axis.
     around : callable, optional
         What runs in place of the module's function: takes that, then the export's arguments.
+    adapt : callable, optional
+        As :class:`Kernel` takes it.
     function : str, optional
         The public function that calls it, where that has another name.
     error_name : str, optional
@@ -114,6 +116,7 @@ class Export(Kernel):
         kinds: Mapping[str, Kind] | None = None,
         key: str | None = None,
         around: Callable[..., None] | None = None,
+        adapt: Callable[[Callable[..., None], int], Callable[..., None]] | None = None,
         reads_host: bool = False,
         on_host: bool = False,
         function: str | None = None,
@@ -137,6 +140,7 @@ class Export(Kernel):
             function=function,
             name=torch_name,
             around=around,
+            adapt=adapt,
             reads_host=reads_host,
             on_host=on_host,
         )

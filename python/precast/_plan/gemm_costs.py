@@ -11,6 +11,12 @@ from precast._plan.table import read_table
 #: The file that has the constants, for the header; benchmarks fit them.
 SOURCE = "python/precast/_plan/gemm_costs.toml"
 _FILE = Path(__file__).with_name("gemm_costs.toml")
+#: The struct of the header for each op, and what the op is.
+_STRUCTS = {
+    "fp8_gemm_sm90": ("Fp8GemmCosts", "block-scaled GEMM"),
+    "gemm_sm90": ("Gemm16Costs", "GEMM of 16-bit operands"),
+}
+OPS = tuple(_STRUCTS)
 _NUMBERS = (
     "shared_bytes",
     "fill_bytes",
@@ -26,10 +32,10 @@ _NUMBERS = (
 _LISTS = ("split", "consumer", "tile")
 
 
-def costs() -> dict[str, list[float]]:
-    """The constants of the block-scaled GEMM for sm_90a, by name, in the header's order."""
+def costs(op: str) -> dict[str, list[float]]:
+    """The constants of a GEMM for sm_90a, by name, in the header's order."""
     names = *_NUMBERS, *_LISTS
-    table = read_table(_FILE).only("fp8_gemm_sm90").table("fp8_gemm_sm90").only(*names)
+    table = read_table(_FILE).only(*_STRUCTS).table(op).only(*names)
     found = {}
     for name in names:
         value = table.data.get(name)
@@ -47,22 +53,26 @@ def _is_cost(value: object) -> bool:
 
 def body() -> str:
     """Return what is between the first lines of the header and the end of its namespace."""
-    lines = "\n".join(
-        f"  double {name}[{len(numbers)}] = {{{', '.join(map(repr, numbers))}}};"
-        if name in _LISTS
-        else f"  double {name} = {numbers[0]!r};"
-        for name, numbers in costs().items()
-    )
+    structs = "\n\n".join(_struct(op) for op in _STRUCTS)
     return f"""\
-// The costs by which the block-scaled GEMM for sm_90a chooses its tile.
+// The costs by which the GEMMs for sm_90a choose their tiles.
 #pragma once
 
 namespace precast {{
 
 // Clocks, bytes per clock; the source explains each.
 // clang-format off
-struct Fp8GemmCosts {{
-{lines}
-}};
+{structs}
 // clang-format on
 """
+
+
+def _struct(op: str) -> str:
+    name, what = _STRUCTS[op]
+    lines = "\n".join(
+        f"  double {name}[{len(numbers)}] = {{{', '.join(map(repr, numbers))}}};"
+        if name in _LISTS
+        else f"  double {name} = {numbers[0]!r};"
+        for name, numbers in costs(op).items()
+    )
+    return f"// Of the {what}.\nstruct {name} {{\n{lines}\n}};"

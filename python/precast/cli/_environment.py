@@ -31,6 +31,7 @@ def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
         "compilers": compilers(),
         "providers": providers(),
         "jit": jit(),
+        "gemm_table": gemm_table(),
     }
     return {**found, "problems": problems(found)}
 
@@ -38,7 +39,7 @@ def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
 def problems(found: Mapping[str, Any]) -> list[str]:
     """Problems of packages, driver or providers."""
     parts: list[Any] = [found["driver"]]
-    for name in ("packages", "providers"):
+    for name in ("packages", "providers", "gemm_table"):
         parts += found[name] if isinstance(found[name], list) else [found[name]]
     return [part["problem"] for part in parts if part.get("problem")]
 
@@ -64,6 +65,7 @@ def sections(found: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
         ),
         "Prebuilt modules": provided or [("none", "no provider is installed")],
         "JIT": _jit_rows(found["jit"]),
+        "Products": _rows(found["gemm_table"], lambda t: ("tiles chosen by", t["text"])),
     }
 
 
@@ -299,6 +301,20 @@ def jit() -> dict[str, Any]:
         "cache_writable": writable,
         "cache_text": str(place) + ("" if writable else " (not writable)"),
     }
+
+
+def gemm_table() -> dict[str, Any]:
+    """The tuning table of block-scaled products, if one is in use."""
+    from precast._base.errors import EnvironmentVariableError
+    from precast._plan import gemm_table
+
+    try:
+        table = gemm_table.current()
+    except EnvironmentVariableError as error:
+        return {"path": None, "text": f"none: {error}", "problem": str(error)}
+    if table is None:
+        return {"path": None, "text": "the cost model; PRECAST_GEMM_TABLE is not set"}
+    return {"path": str(table.path), "text": f"{table}; other shapes by the cost model"}
 
 
 @functools.cache

@@ -26,6 +26,7 @@ JSON = {
     "compilers": "name, version, path, origin, accepted and reason of each compiler",
     "providers": "label, source, root, manifest and perhaps problem of each provider",
     "jit": "policy, cache_dir and cache_writable",
+    "gemm_table": "path of PRECAST_GEMM_TABLE, or null, text and perhaps problem",
     "cache": "directory, builds, size and states of the JIT cache",
     "variables": "the environment variables that are set, by name",
     "problems": "texts: each problem and its fix",
@@ -59,6 +60,7 @@ def collect() -> dict[str, Any]:
         "compilers": _environment.compilers,
         "providers": _environment.providers,
         "jit": _environment.jit,
+        "gemm_table": _environment.gemm_table,
         "cache": _machine.cache_state,
         "variables": _machine.settings,
     }

@@ -31,6 +31,7 @@ JSON = {
     "compilers": "name, version, path, origin, accepted and reason of each compiler",
     "providers": "label, source, root, manifest and perhaps problem of each provider",
     "jit": "policy, cache_dir and cache_writable, with texts",
+    "gemm_table": "path of PRECAST_GEMM_TABLE, or null, text and perhaps problem",
     "profile": "the profile that was examined",
     "targets": f"capability, label and modules of each target; a module has {_state.OUTCOME_KEYS}",
 }

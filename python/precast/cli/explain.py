@@ -4,11 +4,16 @@
     precast explain norm dtype=bf16 --arch 9.0
     precast explain precast.rmsnorm dtype=torch.bfloat16
     precast explain BatchDecodeWithPagedKVCacheWrapper dtype=bf16 head_dim=128
+    precast explain gemm m=64 n=7168 k=2048
 
 The op may also be a function or a class that precast exports; then every op that its calls use is
 explained. Arguments of FlashInfer stand for the axes that they decide: q_data_type, kv_data_type,
 out_dtype, head_dim, and dtype for every element type. Exits with 1 if there is no kernel and none
 can be compiled.
+
+With m, n and k, and perhaps groups, kind and sms (the multiprocessors, 132), gemm means the tile
+that a product of e4m3 matrices with scales of blocks takes on Hopper, the time that its model
+expects, and the next best ones.
 """
 
 from __future__ import annotations
@@ -16,14 +21,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from precast.cli import _completers, _fit, _names, _output, _state
+from precast.cli import _completers, _fit, _gemm_choice, _names, _output, _state
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
     from precast._runtime.resolution import Step
 
 EXIT_CODES = (0, 1, 2, 3)
-JSON = {"modules": f"one for each op and device or capability, with {_state.OUTCOME_KEYS}"}
+JSON = {
+    "modules": f"one for each op and device or capability, with {_state.OUTCOME_KEYS}",
+    **_gemm_choice.JSON,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if _gemm_choice.is_asked(args.op, args.axes):
+        return _gemm_choice.explain(args.axes, args.json)
     ops = _names.ops_of(args.op)
     chosen, given = _names.of_queries(ops, _given(ops[0], args.axes))
     (op, *beside), given = _names.of_cache(chosen, given)

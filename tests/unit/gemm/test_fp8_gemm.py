@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_scales import in_words
 
 import precast
 from precast._ops.gemm import _fp8, fp8_gemm
@@ -83,6 +84,43 @@ def test_every_layout_of_scales(
     assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("scale_rows", [1, 128])
+@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+def test_packed_scales(rows: int, columns: int, depth: int, scale_rows: int) -> None:
+    given = problem(rows, columns, depth, scale_rows)
+    want = expected(given, scale_rows).to(BF16)
+    granularity = (scale_rows, 128, 128)
+    x, y = in_words(given["a_scale"]), in_words(given["b_scale"])
+    each = y.repeat_interleave(128, 0)[:columns]  # Of each row, as DeepGEMM has them.
+    for of_a, of_b, mode in ((x, y, "K"), (x, each, "K"), (x.T, y.T, "MN"), (x.T, each.T, "MN")):
+        packed = {**given, "a_scale": of_a, "b_scale": of_b}
+        got = gemm_fp8_nt_groupwise(
+            **packed, scale_major_mode=mode, scale_granularity_mnk=granularity
+        )
+        assert torch.equal(got, want)
+
+
+def test_packed_scales_are_those_that_the_quantisation_makes() -> None:
+    x, weight = torch.randn(5, 512).bfloat16(), torch.randn(128, 512).bfloat16()
+    scale = {"scale_ue8m0": True}
+    a, words = precast.per_token_group_quant_8bit(x, 128, **scale, use_packed_ue8m0=True)
+    assert words.dtype == torch.int32
+    b, b_scale = precast.quantization.per_block_cast_to_fp8(weight, use_ue8m0=True)
+    got = gemm_fp8_nt_groupwise(a, b, words, in_words(b_scale), "K")
+    _, a_scale = precast.per_token_group_quant_8bit(x, 128, **scale)
+    assert torch.equal(got, gemm_fp8_nt_groupwise(a, b, a_scale, b_scale, "K"))
+
+
+def test_scales_are_both_packed_or_none_is() -> None:
+    given = problem(5, 264, 400)
+    packed = {**given, "a_scale": in_words(given["a_scale"])}
+    with pytest.raises(ValueError, match="b_scale must be int32, as a_scale is, got float32"):
+        gemm_fp8_nt_groupwise(**packed, scale_major_mode="K")
+    wrong = {**packed, "b_scale": in_words(given["b_scale"])[:, :0]}
+    with pytest.raises(ValueError, match=r"b_scale must have shape \[3, 1\], got \[3, 0\]"):
+        gemm_fp8_nt_groupwise(**wrong, scale_major_mode="K")
+
+
 def test_scales_of_other_backends() -> None:
     given = problem(5, 264, 400)
     want = expected(given).to(BF16)
@@ -152,7 +190,7 @@ def change(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         (change(a=lambda x: x[0]), r"a must have 2 dimensions, got shape \[400\]"),
         (change(b=lambda x: x[:, :384]), r"b must have shape \[264, 400\], got \[264, 384\]"),
         (change(b=lambda x: x[:260]), r"b must have a multiple of 8 rows, got shape \[260, 400\]"),
-        (change(a_scale=lambda x: x.half()), "a_scale must be float32, got float16"),
+        (change(a_scale=lambda x: x.half()), "a_scale must be float32 or int32, got float16"),
         (change(a_scale=lambda x: x.T), r"a_scale must have shape \[37, 4\], got \[4, 37\]"),
         (change(a_scale=lambda x: x[:, :3]), r"a_scale must have shape \[37, 4\], got \[37, 3\]"),
         (change(b_scale=lambda x: x[:2]), r"b_scale must have shape \[3, 4\], got \[2, 4\]"),

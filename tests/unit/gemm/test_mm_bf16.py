@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from precast import gemm
+from precast._ops.gemm import _plain, mm_bf16
 from precast.errors import BackendSupportedError
 from precast.shim import look_up
 
@@ -169,3 +172,65 @@ def test_the_names_are_where_flashinfer_has_them(engine: str) -> None:
     for name in ("mm_bf16", "bmm_bf16"):
         for path in ("", "gemm"):
             assert look_up(path, name, engine) is getattr(gemm, name)
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "mma"])
+@pytest.mark.parametrize("hopper", [False, True])
+def test_which_kernels_run(backend: str, hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for Hopper take what TMA copies: column-major weights, rows that differ."""
+    monkeypatch.setattr(_plain, "is_hopper", lambda device: hopper)
+    both = mm_bf16._MM_BOTH
+    wanted = both[1 if hopper and backend != "mma" else 0]
+    a, b, _ = problem(6, 24, 64).values()
+    batch = a.expand(3, -1, -1), b.expand(3, -1, -1)
+    for x, weight in ((a, b), (a[:1], b), (a, b[:, :1]), batch, (a[:, ::1], b.mT.contiguous().mT)):
+        assert _plain.chosen(both, x, weight, backend=backend) is wanted
+    assert _plain.chosen(both, a, b.mT, True, backend) is wanted
+    for x, weight in (
+        (a, row_major(b)),
+        (a[:1].expand(6, -1), b),
+        (a, b[:, :1].expand(-1, 24)),
+        (a[:, :0], b[:0]),
+        (a[0], b),
+        (a, b[0]),
+    ):
+        assert _plain.chosen(both, x, weight, backend=backend) is both[0]
+    assert _plain.chosen(both, a, b, True, backend) is both[0]
+
+
+def test_tactics_are_those_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = problem(6, 24, 64).values()
+    want = gemm.mm_bf16(a, b)
+    assert torch.equal(gemm.mm_bf16(a, b, tactic=3), want)
+    with pytest.raises(ValueError, match=r"^mm_bf16: tactic must be -1 or a tile below 4, got 4"):
+        gemm.mm_bf16(a, b, tactic=4)
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    monkeypatch.setattr(_plain, "is_hopper", lambda device: True)
+    for tactic in range(_plain.CHOICES):
+        assert torch.equal(gemm.mm_bf16(a, b, tactic=tactic), want)
+        if tactic in _plain.UNSPLIT:
+            got = gemm.grouped_mm_bf16(a, b.T[None], starts, tactic=tactic)
+            assert torch.equal(got, want)
+    words = (
+        f"tactic must be -1 or a tile and cluster for this kind of tokens below {_plain.CHOICES}"
+    )
+    for tactic in (-2, _plain.CHOICES):
+        with pytest.raises(ValueError, match=f"^mm_bf16: {words}, got {tactic}"):
+            gemm.mm_bf16(a, b, tactic=tactic)
+    with pytest.raises(ValueError, match=f"^grouped_mm_bf16: {words}, got 3"):
+        gemm.grouped_mm_bf16(a, b.T[None], starts, tactic=3)
+
+
+def test_tiles_of_the_kernels_for_hopper() -> None:
+    folder = Path(__file__).resolve().parents[3] / "include" / "precast" / "gemm" / "sm90"
+    tiles = (folder / "gemm16_choose.cuh").read_text().partition("kGemm16Tiles[] = {")[2]
+    clusters = (folder / "choose.cuh").read_text().partition("kFp8Clusters[] = {")[2]
+    kinds = re.findall(r"ClusterUse::(\w+), \d", clusters.partition("};")[0])
+    assert len(kinds) == _plain.CLUSTERS
+    assert len(re.findall(r"\{\d", tiles.partition("};")[0])) * len(kinds) == _plain.CHOICES
+    assert (
+        tuple(
+            choice for choice in range(_plain.CHOICES) if kinds[choice % len(kinds)] != "splits_k"
+        )
+        == _plain.UNSPLIT
+    )

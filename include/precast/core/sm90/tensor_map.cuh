@@ -199,6 +199,36 @@ __device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMa
 #endif
 }
 
+// Starts the copy of a box from shared memory to these coordinates of the tensor. What lies outside
+// of the tensor is not written, but for the rest of 16 bytes that begin in it. One thread calls it,
+// after fence_shared_for_async() and a barrier of those that have written the box; then
+// commit_stores().
+__device__ __forceinline__ void store_box(const TensorMap* map, uint32_t source, int c0, int c1,
+                                          int c2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(source), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+#endif
+}
+
+// Ends a group of such copies of this thread.
+__device__ __forceinline__ void commit_stores() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most kPending groups of this thread have not read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void wait_stores_have_read() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
 #endif  // __CUDACC__
 
 }  // namespace precast

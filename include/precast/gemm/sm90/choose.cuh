@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles that the block-scaled GEMM for sm_90a is compiled for, and which of them a problem
-// takes, by a model of its time. Host code without CUDA; the same problem always gets the same
+// The tiles that the GEMMs for sm_90a are compiled for, and which of them a problem takes, by a
+// model of its time. Host code without CUDA; the same problem always gets the same
 // answer.
 //
 // The model: a CTA computes one tile after the other, and a tile block of the depth by block. A
@@ -31,13 +31,14 @@ struct Fp8TileShape {
   int rows;  // 64, or a multiple of 128
   int columns;
   bool swapped;  // rows are columns of the weight, and columns are tokens
+  int ctas = 0;  // that fit on an SM; 0: as ctas_per_sm() says
 
   constexpr int tokens() const { return swapped ? columns : rows; }
   constexpr int weights() const { return swapped ? rows : columns; }
   // Tiles of few tokens wait for memory and for the latency of their few wgmma: two CTAs fit on an
   // SM, of which one may be of the next kernel, which prepares itself while this one ends.
   constexpr int ctas_per_sm() const {
-    return swapped && columns <= (rows == 64 ? 128 : 32) ? 2 : 1;
+    return ctas > 0 ? ctas : swapped && columns <= (rows == 64 ? 128 : 32) ? 2 : 1;
   }
 };
 
@@ -66,19 +67,32 @@ constexpr Fp8ClusterShape kFp8Clusters[] = {
 constexpr int kNumFp8Clusters = sizeof(kFp8Clusters) / sizeof(kFp8Clusters[0]);
 constexpr int kNumFp8Choices = kNumFp8Tiles * kNumFp8Clusters;
 
-// A tile and a kind of cluster; `number` is below kNumFp8Choices.
-struct Fp8GemmChoice {
+// A tile of a family and a kind of cluster. A family has its tiles, the bytes of an element of its
+// operands, and the costs by which the model chooses.
+template <typename GemmFamily>
+struct Sm90GemmChoice {
+  using Family = GemmFamily;
+  static constexpr int kChoices = Family::kTiles * kNumFp8Clusters;
+
   int tile;
   int cluster;
   double clocks;
 
-  static constexpr Fp8GemmChoice of(int number) {
+  // `number` is below kChoices.
+  static constexpr Sm90GemmChoice of(int number) {
     return {number / kNumFp8Clusters, number % kNumFp8Clusters, 0.0};
   }
   constexpr int number() const { return tile * kNumFp8Clusters + cluster; }
-  constexpr const Fp8TileShape& shape() const { return kFp8Tiles[tile]; }
+  constexpr const Fp8TileShape& shape() const { return Family::tile(tile); }
   constexpr const Fp8ClusterShape& clusters() const { return kFp8Clusters[cluster]; }
 };
+
+struct Fp8GemmFamily {
+  using Costs = Fp8GemmCosts;
+  static constexpr int kTiles = kNumFp8Tiles, kElementBytes = 1;
+  static constexpr const Fp8TileShape& tile(int index) { return kFp8Tiles[index]; }
+};
+using Fp8GemmChoice = Sm90GemmChoice<Fp8GemmFamily>;
 
 struct Fp8GemmProblem {
   TokenGroups kind;
@@ -97,7 +111,8 @@ struct Fp8GemmProblem {
 // Whether a choice computes a kind of problem at all. Two neighbouring blocks of 128 tokens may
 // have different weights if each token says its own; and CTAs that split the depth know how many
 // tiles there are.
-constexpr bool is_legal(const Fp8GemmChoice& choice, TokenGroups kind) {
+template <typename Choice>
+constexpr bool is_legal(const Choice& choice, TokenGroups kind) {
   const ClusterUse use = choice.clusters().use;
   if (kind == TokenGroups::blocks && choice.shape().tokens() > kFp8Block) return false;
   if (use == ClusterUse::shares_b) return kind != TokenGroups::blocks;
@@ -112,7 +127,8 @@ constexpr int64_t kMostFp8Units = int64_t(1) << 30;
 struct Fp8GemmUnits {
   int tokens, columns;
 
-  constexpr Fp8GemmUnits(const Fp8GemmChoice& choice, int tokens_of_group, int all_columns)
+  template <typename Choice>
+  constexpr Fp8GemmUnits(const Choice& choice, int tokens_of_group, int all_columns)
       : tokens(ceil_div(
             tokens_of_group,
             choice.shape().tokens() * (choice.clusters().use == ClusterUse::shares_b ? 2 : 1))),
@@ -124,8 +140,11 @@ struct Fp8GemmUnits {
 #if !defined(__CUDACC_RTC__)
 
 // The clocks that the model expects.
-inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem& problem,
-                              const Fp8GemmCosts& costs = {}) {
+template <typename Choice>
+double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
+                        const typename Choice::Family::Costs& costs = {}) {
+  constexpr int kElementBytes = Choice::Family::kElementBytes;
+  constexpr int kBlock = 128 / kElementBytes;  // of the depth, 128 bytes
   const Fp8TileShape& tile = choice.shape();
   const Fp8ClusterShape& cluster = choice.clusters();
   const bool shares = cluster.use == ClusterUse::shares_a || cluster.use == ClusterUse::shares_b;
@@ -138,7 +157,7 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
   const double waves = std::ceil(ctas / cluster.ctas / std::max(1.0, slots));
   const double busy = std::min<double>(tile.ctas_per_sm(), std::ceil(ctas / problem.sms));
 
-  // 32 of the depth are one wgmma of 64 rows, whose operands come from shared memory.
+  // 32 bytes of the depth are one wgmma of 64 rows, whose operands come from shared memory.
   const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
   const double multiply = 4 * wgmma * (tile.rows / 64);
   // Each CTA takes all bytes of a stage, but asks L2 for half of what two share.
@@ -155,10 +174,10 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
   if (shares) block *= 1 + costs.share;
 
   const double depth = problem.depth, groups = problem.groups;
-  const double read =
-      groups *
-      (depth * problem.tokens + depth * problem.columns + 2.0 * problem.tokens * problem.columns) /
-      costs.dram_bytes;
+  const double read = groups *
+                      (kElementBytes * depth * (double(problem.tokens) + problem.columns) +
+                       2.0 * problem.tokens * problem.columns) /
+                      costs.dram_bytes;
   double of_tile = costs.tile[choice.tile];
   if (parts > 1) {
     of_tile += costs.split[parts == 2   ? 0
@@ -166,17 +185,18 @@ inline double fp8_gemm_clocks(const Fp8GemmChoice& choice, const Fp8GemmProblem&
                                         : 2] +
                costs.split_byte * 4.0 * tile.rows * tile.columns;
   }
-  const int blocks = ceil_div(ceil_div(problem.depth, kFp8Block), parts);
+  const int blocks = ceil_div(ceil_div(problem.depth, kBlock), parts);
   return costs.start + together(waves * blocks * block, read) + waves * of_tile;
 }
 
 // The choice that the model expects to be the fastest; the first one of equals.
-inline Fp8GemmChoice choose_fp8_gemm(const Fp8GemmProblem& problem) {
-  Fp8GemmChoice best = {};
-  for (int number = 0; number < kNumFp8Choices; ++number) {
-    Fp8GemmChoice choice = Fp8GemmChoice::of(number);
+template <typename Choice>
+Choice choose_sm90_gemm(const Fp8GemmProblem& problem) {
+  Choice best = {};
+  for (int number = 0; number < Choice::kChoices; ++number) {
+    Choice choice = Choice::of(number);
     if (!is_legal(choice, problem.kind)) continue;
-    choice.clocks = fp8_gemm_clocks(choice, problem);
+    choice.clocks = sm90_gemm_clocks(choice, problem);
     if (number == 0 || choice.clocks < best.clocks) best = choice;
   }
   return best;
@@ -184,7 +204,8 @@ inline Fp8GemmChoice choose_fp8_gemm(const Fp8GemmProblem& problem) {
 
 // Units in a band of the tokens, so that the tiles that are computed at a time form about a square:
 // then they read the fewest bytes.
-inline int fp8_gemm_band(const Fp8GemmChoice& choice, int token_units, int sms) {
+template <typename Choice>
+int sm90_gemm_band(const Choice& choice, int token_units, int sms) {
   const double clusters = std::max(1, sms / choice.clusters().ctas);
   const double tokens =
       choice.shape().tokens() * (choice.clusters().use == ClusterUse::shares_b ? 2.0 : 1.0);

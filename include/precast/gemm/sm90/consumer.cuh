@@ -21,6 +21,19 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+// Scales in shared memory. Why not by pointers: the compiler would load them before they are
+// needed.
+__device__ __forceinline__ float load_scale(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+__device__ __forceinline__ float2 load_two_scales(uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+
 // What the accumulator of a lane is multiplied by in one block of the depth.
 template <typename Tile, bool kSwapped = Tile::kSwapped>
 struct Fp8Factors {
@@ -33,16 +46,18 @@ struct Fp8Factors {
   static constexpr int kSegments = Tile::kColumns / kSegment;
   float of_segment[kSegments][2];  // [segment, row l / 4 or the one eight below]
 
-  // `column` is the tile's first.
-  __device__ __forceinline__ Fp8Factors(const float* scales, int row, int column) {
-    const float token[2] = {scales[row], scales[row + 8]};
+  // Of the lane's rows `row` + `further` and eight below; `column` is the tile's first.
+  __device__ __forceinline__ Fp8Factors(uint32_t scales, int row, int further, int column) {
+    const uint32_t of_row = scales + row * 4;
+    const float token[2] = {load_scale(of_row + further * 4),
+                            load_scale(of_row + further * 4 + 32)};
     if constexpr (kFp8Block % Tile::kColumns == 0) {  // the tile lies in one block
-      const float of_weight = scales[Tile::kTokens];
+      const float of_weight = load_scale(scales + Tile::kTokens * 4);
       of_segment[0][0] = token[0] * of_weight;
       of_segment[0][1] = token[1] * of_weight;
       return;
     }
-    const float2 weight = *reinterpret_cast<const float2*>(scales + Tile::kTokens);
+    const float2 weight = load_two_scales(scales + Tile::kTokens * 4);
     const int first = kFp8Block - column % kFp8Block;  // columns with the first scale
 #pragma unroll
     for (int i = 0; i < kSegments; ++i) {
@@ -61,12 +76,12 @@ template <typename Tile>
 struct Fp8Factors<Tile, true> {
   float2 of_pair[Tile::kColumns / 8];  // columns 8 j + 2 q and the next
 
-  __device__ __forceinline__ Fp8Factors(const float* scales, int, int) {
-    const float weight = scales[Tile::kTokens];
+  __device__ __forceinline__ Fp8Factors(uint32_t scales, int, int, int) {
+    const float weight = load_scale(scales + Tile::kTokens * 4);
     const int q = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < Tile::kColumns / 8; ++j) {
-      const float2 token = *reinterpret_cast<const float2*>(scales + 8 * j + 2 * q);
+      const float2 token = load_two_scales(scales + (8 * j + 2 * q) * 4);
       of_pair[j] = make_float2(token.x * weight, token.y * weight);
     }
   }
@@ -82,12 +97,15 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
+  static constexpr int kScalesOffset =
+      Fp8GemmBuffers<Tile>::kStorageOffset + int(offsetof(Fp8GemmStorage<Tile>, scales));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
     State state;
     bool is_full;
-    int warpgroup;
+    uint32_t rows, columns;  // places of the stage's operands, units of 16 bytes
+    uint32_t scales;         // the address of the stage's
   };
 
  public:
@@ -97,9 +115,10 @@ class Fp8GemmConsumer {
       : params_(params),
         shared_(shared),
         blocks_(DepthRange(params).count()),
-        first_place_(uniform(buffers.base >> 4)),
-        releases_(threadIdx.x % 32 == 0 && !shares(params)),
-        releases_both_(threadIdx.x % 32 < 2 && shares(params)) {}
+        base_(uniform(buffers.base)),
+        warpgroup_(uniform(threadIdx.x / kWarpgroupSize) - 1),
+        row_(kept(row_of(0))),
+        releases_in_(kept(cta_to_release(params))) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile> scheduler(params_);
@@ -121,15 +140,27 @@ class Fp8GemmConsumer {
     return params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
   }
 
+  // The CTA of the cluster at whose stages this lane arrives for its warp, or -1.
+  static __device__ __forceinline__ int cta_to_release(const Sm90GemmParams& params) {
+    const int lane = threadIdx.x % 32;
+    if (shares(params)) return lane < 2 ? lane : -1;
+    return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
+  }
+
   // The number that all lanes have, in a uniform register. Why: the compiler does not see through
   // the loop over tiles, which may depend on memory, that all lanes are in the same stage; and
   // wgmma takes its descriptors from uniform registers.
   static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
+  // The same number, which the compiler cannot compute again. Why: it would in each block.
+  static __device__ __forceinline__ int kept(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
-    Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))},
-                false,
-                uniform(threadIdx.x / kWarpgroupSize) - 1};
+    Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))}};
+    locate(at);
     const int blocks = uniform(blocks_);
     if constexpr (Tile::kOverlaps) {
       accumulate_overlapped(tile, at, blocks, sums[0]);
@@ -139,20 +170,20 @@ class Fp8GemmConsumer {
 #pragma unroll
         for (float& x : acc) x = 0.0f;
       }
-#pragma unroll(Tile::kParts > 1 ? 2 : 1)
+#pragma unroll(Tile::kParts > 1 ? 4 : 2)
       for (int left = blocks; left > 0; --left) {
         wait_full(at);
-        const State here = at.state;
+        const Block here = at;
 #pragma unroll
         for (int part = 0; part < Tile::kParts; ++part) {
+          multiply(here, part, acc);
           const Factors factors = load_factors(here, tile, part);
-          multiply(at, part, acc);
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
           if (part == Tile::kParts - 1) {
             release(here);
-            at.state.advance();
-            look_ahead(at);
+            advance(at);
+            at.is_full = is_full(at);
           }
           add(sums[part], acc, factors);
         }
@@ -161,12 +192,29 @@ class Fp8GemmConsumer {
     state_ = at.state;
   }
 
-  // Why in two pieces: what is asked before the sums are added is known when they are.
-  __device__ __forceinline__ void look_ahead(Block& at) {
-    at.is_full = mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
+  // Goes to the next stage. Why the places are kept: the compiler would compute them when the sums
+  // are added, and the tensor cores would wait for it.
+  __device__ __forceinline__ void advance(Block& at) const {
+    at.state.advance();
+    locate(at);
+    at.rows = kept(at.rows);
+    at.columns = kept(at.columns);
+    at.scales = kept(at.scales);
+  }
+  __device__ __forceinline__ void locate(Block& at) const {
+    const uint32_t stage = (base_ >> 4) + at.state.stage * (Tile::kStageBytes >> 4);
+    at.rows = stage + warpgroup_ * (64 * Tile::kRowBytes >> 4);
+    at.columns = stage + (Tile::kRowOperandBytes >> 4);
+    at.scales = base_ + kScalesOffset + at.state.stage * (Tile::kScales * 4);
+  }
+
+  // What is asked before sums are added is known when they are. Behind the last block no stage may
+  // become full; try_wait would wait there for microseconds.
+  __device__ __forceinline__ bool is_full(const Block& at) const {
+    return mbarrier_test_parity(&shared_.stages.full[at.state.stage], at.state.parity);
   }
   __device__ __forceinline__ void wait_full(const Block& at) {
-    if (!at.is_full) shared_.stages.wait_full(at.state, "a full stage");
+    if (__builtin_expect(!at.is_full, 0)) shared_.stages.wait_full(at.state, "a full stage");
   }
 
   // Multiplies each block while the one before is added. Two accumulators take turns.
@@ -174,19 +222,19 @@ class Fp8GemmConsumer {
                                                         Acc& sums) {
     if (left == 0) return;
     Acc even, odd;
-    State last = at.state;
+    Block last = at;
     start(at, even);
 #pragma unroll 1
     for (; left > 2; left -= 2) {
-      const State middle = at.state;
+      const Block middle = at;
       start(at, odd);
       finish<1>(at, last, tile, sums, even);
-      last = at.state;
+      last = at;
       start(at, even);
       finish<1>(at, middle, tile, sums, odd);
     }
     if (left == 2) {
-      const State middle = at.state;
+      const Block middle = at;
       start(at, odd);
       finish<1>(at, last, tile, sums, even);
       finish<0>(at, middle, tile, sums, odd);
@@ -199,18 +247,18 @@ class Fp8GemmConsumer {
   __device__ __forceinline__ void start(Block& at, Acc& acc) {
     wait_full(at);
     multiply(at, 0, acc);
-    at.state.advance();
+    advance(at);
   }
 
   // Adds the product of the stage `of`, when at most kPending later ones are not complete.
   template <int kPending>
-  __device__ __forceinline__ void finish(Block& at, const State& of, const GemmTile& tile,
+  __device__ __forceinline__ void finish(Block& at, const Block& of, const GemmTile& tile,
                                          Acc& sums, Acc& acc) {
     const Factors factors = load_factors(of, tile, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
     release(of);
-    look_ahead(at);
+    at.is_full = is_full(at);
     add(sums, acc, factors);
   }
 
@@ -218,31 +266,32 @@ class Fp8GemmConsumer {
   __device__ __forceinline__ void multiply(const Block& at, int part, Acc& acc) const {
     using Mma = Wgmma<e4m3, Tile::kColumns>;
     constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
-    const uint32_t stage = first_place_ + at.state.stage * (Tile::kStageBytes >> 4);
-    const uint32_t rows =
-        stage + (part * Tile::kConsumers + at.warpgroup) * (64 * Tile::kRowBytes >> 4);
-    const uint32_t columns = stage + (Tile::kRowOperandBytes >> 4);
+    const uint32_t rows = at.rows + part * (Tile::kConsumers * 64 * Tile::kRowBytes >> 4);
+    const uint32_t columns = at.columns;
     wgmma_fence();
     if constexpr (Tile::kParts == 1) {
       Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
     } else {
-      // No register is left for two accumulators; the band is positive, but the compiler knows not.
-      const bool adds = params_.band < 0;
-      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, adds);
+      // Registers of its own for this one would be too many.
+      Mma::template either_ss<false>(acc, kLayout | rows, kLayout | columns, false);
     }
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
       Mma::template add_ss<false>(acc, kLayout | (rows + 2 * step), kLayout | (columns + 2 * step));
     }
     wgmma_commit_group();
+    // Why: the compiler would load the scales between two wgmma, and wait for them there. A
+    // warpgroup that issues all at once has the tensor cores for itself while the other one adds.
+    __syncwarp();
   }
 
   // Why templates: the compiler does not unroll a loop of this size.
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
-    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart));
+    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart),
+                                            base_ + Fp8GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
-      epilogue.write_sum_of_cluster(first_place_ << 4, sums[kPart]);
+      epilogue.write_sum_of_cluster(base_, sums[kPart]);
     } else {
       epilogue.write(sums[kPart]);
     }
@@ -255,15 +304,15 @@ class Fp8GemmConsumer {
     return part * (64 * Tile::kConsumers) + 16 * warp + threadIdx.x % 32 / 4;
   }
 
-  __device__ __forceinline__ Factors load_factors(const State& of, const GemmTile& tile,
+  __device__ __forceinline__ Factors load_factors(const Block& of, const GemmTile& tile,
                                                   int part) const {
-    return Factors(shared_.scales[of.stage], row_of(part), tile.column);
+    return Factors(of.scales, row_, part * (64 * Tile::kConsumers), tile.column);
   }
 
   // This warp will not read the stage any more. Its lanes have read the scales.
-  __device__ __forceinline__ void release(const State& of) {
+  __device__ __forceinline__ void release(const Block& of) {
     __syncwarp();
-    mbarrier_arrive_if(&shared_.stages.empty[of.stage], releases_, releases_both_, threadIdx.x % 2);
+    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.state.stage], releases_in_);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -273,10 +322,11 @@ class Fp8GemmConsumer {
 
   const Sm90GemmParams& params_;
   Fp8GemmStorage<Tile>& shared_;
-  const int blocks_;            // of the depth, in a tile
-  const uint32_t first_place_;  // units of 16 bytes
-  // Whether this lane arrives for its warp, at the CTA's own stage or at that of one of a pair.
-  const bool releases_, releases_both_;
+  const int blocks_;  // of the depth, in a tile
+  const uint32_t base_;
+  const int warpgroup_;
+  const int row_;          // the lane's first one in the tile
+  const int releases_in_;  // a CTA of the cluster
   State state_;
 };
 

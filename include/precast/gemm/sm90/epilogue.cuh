@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a tile of block-scaled GEMM for sm_90a: the sums are rounded once and written.
+// The epilogue of a tile of GEMM for sm_90a: a bias is added to the sums, if there is one; they are
+// rounded once and written.
 //
-// Registers go to global memory directly, 16 bytes at once, after an exchange between the lanes
-// that hold a row's columns. Why not by TMA through shared memory: the buffer would take the place
-// of a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
+// Lanes write 16 bytes at once, of rows of the output. They hold two neighbours each of a row's
+// columns before: stmatrix brings 32 columns of 16 rows in order in a buffer of the warp. For few
+// tokens, the lanes exchange registers instead. Why not by TMA: its buffer would take the place of
+// a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
 //
 // If the CTAs of a cluster split the depth, each writes its sums to its own shared memory. After a
 // barrier, each adds up a share of the columns over all CTAs, always in the order of their ranks.
@@ -11,6 +13,7 @@
 
 #include "precast/core/mma.cuh"
 #include "precast/core/sm90/cluster_memory.cuh"
+#include "precast/core/sm90/stmatrix.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
@@ -20,29 +23,30 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename T, typename Tile>
+template <typename T, typename Tile, typename Params = Sm90GemmParams>
 class Fp8GemmEpilogue {
+ protected:
   using Acc = float[Tile::kColumns / 2];
   static constexpr bool kIsFloat = sizeof(T) == 4;
+  static constexpr bool kHasBuffer = !kIsFloat && Tile::kWarpBufferBytes > 0;
   // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
   static constexpr int kGroup = Tile::kSwapped ? 16 : 32;
   static constexpr int kPairs = kGroup / 4;
   using Pairs = float2[kPairs];
 
  public:
-  // `row` is the lane's first row of the tile.
-  __device__ __forceinline__ Fp8GemmEpilogue(const Sm90GemmParams& params, const GemmTile& tile,
-                                             int row)
-      : params_(params), p_(params.p), tile_(tile), row_(row) {}
+  // `row` is the lane's first row of the tile, `buffer` that of the consumer warps, if they have
+  // one.
+  __device__ __forceinline__ Fp8GemmEpilogue(const Params& params, const GemmTile& tile, int row,
+                                             uint32_t buffer = 0)
+      : params_(params),
+        p_(params.p),
+        tile_(tile),
+        row_(row),
+        buffer_(buffer + (threadIdx.x / 32 - 4) * Tile::kWarpBufferBytes) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
-    write_groups(0, 1, [&](int group, Pairs& pairs) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int at = 2 * (kPairs * group + i);
-        pairs[i] = make_float2(sums[at], sums[at + 1]);
-      }
-    });
+    write_groups(0, 1, [&](int group, Pairs& pairs) { take_pairs(sums, group, pairs); });
   }
 
   // Writes the sum over the CTAs of the cluster. The stages, which begin at `buffer`, have been
@@ -53,12 +57,15 @@ class Fp8GemmEpilogue {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int ctas = params_.cluster_ctas;
     named_barrier(1, Tile::kThreads);  // the other warpgroup has multiplied, too
+    // Why neighbours change places: the four registers of a store decide where sums are that are
+    // not accumulators. So each is in another bank than the accumulator that is added to it.
+    constexpr int kFlip = Params::kHasSumsOfBlocks ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
                        buffer + (i * Tile::kThreads + thread) * 16),
-                   "f"(sums[4 * i]), "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]),
-                   "f"(sums[4 * i + 3])
+                   "f"(sums[4 * i + kFlip]), "f"(sums[4 * i + 1 - kFlip]),
+                   "f"(sums[4 * i + 2 + kFlip]), "f"(sums[4 * i + 3 - kFlip])
                    : "memory");
     }
     cluster_arrive_shared();
@@ -82,10 +89,11 @@ class Fp8GemmEpilogue {
         for (int cta = 0; cta < 2; ++cta) {
 #pragma unroll
           for (int i = 0; i < kPairs / 2; ++i) {
-            pairs[2 * i].x += parts[cta][i].x;
-            pairs[2 * i].y += parts[cta][i].y;
-            pairs[2 * i + 1].x += parts[cta][i].z;
-            pairs[2 * i + 1].y += parts[cta][i].w;
+            const float4 x = parts[cta][i];
+            pairs[2 * i].x += kFlip ? x.y : x.x;
+            pairs[2 * i].y += kFlip ? x.x : x.y;
+            pairs[2 * i + 1].x += kFlip ? x.w : x.z;
+            pairs[2 * i + 1].y += kFlip ? x.z : x.w;
           }
         }
       }
@@ -105,7 +113,15 @@ class Fp8GemmEpilogue {
     }
   }
 
- private:
+ protected:
+  static __device__ __forceinline__ void take_pairs(const Acc& sums, int group, Pairs& pairs) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int at = 2 * (kPairs * group + i);
+      pairs[i] = make_float2(sums[at], sums[at + 1]);
+    }
+  }
+
   static __device__ __forceinline__ float4 load_quad(uint32_t address, int rank) {
     float4 quad;
     asm volatile(
@@ -124,13 +140,29 @@ class Fp8GemmEpilogue {
   // sums in the group, in the order of its accumulator.
   template <typename Load>
   __device__ __forceinline__ void write_groups(int first, int n, const Load& load) const {
+    int turn = 0;
+    Rows rows = {};
+    if constexpr (kHasBuffer) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int token = tile_.token + row_ + 8 * half;
+        rows.exists[half] = has_token(token);
+        rows.begin[half] = place(token, tile_.column);
+      }
+    }
 #pragma unroll
     for (int group = 0; group < Tile::kColumns / kGroup; ++group) {
       if (n > 1 && group % n != first) continue;
       Pairs pairs;
       load(group, pairs);
+      if constexpr (Params::kHasBias) add_bias(group, pairs);
       if constexpr (Tile::kSwapped) {
         write_swapped_group(group, pairs);
+      } else if (!has_vectors()) {
+        write_elements(group, pairs);
+      } else if constexpr (kHasBuffer) {
+        write_rows(group, pairs, rows, turn);
+        turn ^= 1;
       } else {
         write_group(group, pairs);
       }
@@ -164,6 +196,55 @@ class Fp8GemmEpilogue {
     }
   }
 
+  // The output's rows of a lane, from the tile's first column on.
+  struct Rows {
+    T* begin[2];
+    bool exists[2];
+  };
+
+  // The same by one half of the warp's buffer after the other: so lanes have
+  // read a half when another group comes to it. A row is 64 bytes; 16 of them lie where no
+  // two of eight rows, or of the columns of two rows, share a bank.
+  __device__ __forceinline__ void write_rows(int group, const Pairs& pairs, const Rows& rows,
+                                             int turn) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t buffer = buffer_ + turn * (16 * 64);
+    const auto place_of = [&](int row, int eight) {
+      return buffer + row * 64 + (eight ^ row / 2 % 4) * 16;
+    };
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = pairs[2 * j + i];
+        words[i] = pack_pair(T(), x.x, x.y);
+      }
+      stmatrix_x4(place_of(lane % 16, j + lane / 16), words);
+    }
+    __syncwarp();
+    const int column = 32 * group + lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      copy_eight_if(rows.begin[half] + column, place_of(lane / 4 + 8 * half, lane % 4),
+                    rows.exists[half] && tile_.column + column < p_.columns);
+    }
+  }
+
+  // Copies 16 bytes of shared memory to the output. Why in one piece: a branch takes longer.
+  static __device__ __forceinline__ void copy_eight_if(T* to, uint32_t from, bool exists) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .b32 x<4>;\n"
+        "setp.ne.u32 p, %2, 0;\n"
+        "ld.shared.v4.b32 {x0, x1, x2, x3}, [%1];\n"
+        "@p st.global.v4.b32 [%0], {x0, x1, x2, x3};\n"
+        "}" ::"l"(to),
+        "r"(from), "r"(exists ? 1 : 0)
+        : "memory");
+  }
+
   // 16 tokens, of 16 columns of the output for each warp.
   __device__ __forceinline__ void write_swapped_group(int group, const Pairs& pairs) const {
     const int lane = threadIdx.x % 32, q = lane % 4;
@@ -195,15 +276,70 @@ class Fp8GemmEpilogue {
   __device__ __forceinline__ void write_words(uint32_t (&words)[4], int token, bool exists,
                                               int column) const {
     transpose_in_quad(words);
-    if (exists && column < p_.columns) {
-      *reinterpret_cast<uint4*>(place(token, column)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+    if (!exists || column >= p_.columns) return;
+    T* const to = place(token, column);
+    if (has_vectors()) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+      return;
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
+      if (column + i < p_.columns) reinterpret_cast<uint16_t*>(to)[i] = uint16_t(bits);
+    }
+  }
+
+  // The same as write_group() where columns or rows do not come in whole vectors.
+  __device__ __forceinline__ void write_elements(int group, const Pairs& pairs) const {
+    const int first = tile_.column + 32 * group + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int token = tile_.token + row_ + i % 2 * 8, column = first + i / 2 * 8;
+      if (!has_token(token) || column >= p_.columns) continue;
+      T* const to = place(token, column);
+      to[0] = from_float<T>(pairs[i].x);
+      if (column + 1 < p_.columns) to[1] = from_float<T>(pairs[i].y);
+    }
+  }
+
+  // Whether a lane's eight columns are 16 bytes that can be written at once.
+  __device__ __forceinline__ bool has_vectors() const {
+    if constexpr (Params::kHasAnyRows) return params_.has_vector_rows;
+    return true;
+  }
+
+  // Adds the bias to the sums of a group of columns, as write_group() has them.
+  __device__ __forceinline__ void add_bias(int group, Pairs& pairs) const {
+    if (p_.bias == nullptr) return;
+    const int q = threadIdx.x % 4;
+    if constexpr (Tile::kSwapped) {
+      const float of_row[2] = {bias(tile_.column + row_), bias(tile_.column + row_ + 8)};
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        pairs[i].x += of_row[i % 2];
+        pairs[i].y += of_row[i % 2];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPairs / 2; ++j) {
+        const int column = tile_.column + 32 * group + 8 * j + 2 * q;
+        const float x = bias(column), y = bias(column + 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          pairs[2 * j + half].x += x;
+          pairs[2 * j + half].y += y;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ float bias(int column) const {
+    using Bias = typename Params::Bias;
+    return column < p_.columns ? to_float(static_cast<const Bias*>(p_.bias)[column]) : 0.0f;
   }
 
   __device__ __forceinline__ bool has_token(int token) const {
     if (token >= tile_.token_end) return false;
-    return p_.kind != TokenGroups::blocks || p_.group_info[token] == tile_.b_group;
+    return p_.kind != TokenGroups::blocks || group_number(p_, token) == tile_.b_group;
   }
 
   __device__ __forceinline__ T* place(int token, int column) const {
@@ -211,10 +347,11 @@ class Fp8GemmEpilogue {
            token * p_.out_row_stride + column;
   }
 
-  const Sm90GemmParams& params_;
-  const Fp8GemmParams& p_;
+  const Params& params_;
+  const decltype(Params::p)& p_;
   const GemmTile& tile_;
   const int row_;
+  const uint32_t buffer_;  // of the warp
 };
 
 #endif  // __CUDACC__

@@ -34,7 +34,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKe
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == 0) {
-    shared.stages.init_by_warp(Fp8GemmProducer<Tile>::kArrivals,
+    shared.stages.init_by_warp(Fp8GemmProducer<Tile>::arrivals(params),
                                Tile::kConsumerWarps * (shares ? params.cluster_ctas : 1));
     fence_mbarrier_init();
   } else if (warp == 1) {
@@ -98,9 +98,10 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   params.p = p;
   params.use = cluster.use;
   const Fp8Scales& scales = p.a_scale;
-  params.has_four_scales = scales.rows_log2 == 0 && scales.block_stride == 1 &&
+  params.has_four_scales = !scales.packed && scales.rows_log2 == 0 && scales.block_stride == 1 &&
                            scales.depth_stride % 4 == 0 && scales.group_stride % 4 == 0 &&
                            reinterpret_cast<uint64_t>(scales.data) % 16 == 0;
+  params.has_scales_in_row = params.has_four_scales && p.kind != TokenGroups::ranges;
   params.cluster_ctas = cluster.ctas;
   const int blocks = ceil_div(p.depth, kFp8Block);
   const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
@@ -108,7 +109,7 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   params.ctas_with_more = blocks % parts;
   params.token_units = units.tokens;
   params.column_units = units.columns;
-  params.band = fp8_gemm_band(choice, units.tokens, sms);
+  params.band = sm90_gemm_band(choice, units.tokens, sms);
   // Where the device knows how many tokens a group has, these are the most units that it may have;
   // ranges may also end a tile each.
   const int64_t tiles =

@@ -1,28 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block-scaled e4m3 GEMM for sm_90a gets from its launcher.
+// What a GEMM for sm_90a gets from its launcher.
 #pragma once
 
 #include "precast/core/sm90/tensor_map.cuh"
+#include "precast/gemm/gemm_params.cuh"
 #include "precast/gemm/sm90/choose.cuh"
 
 namespace precast {
 
-struct Sm90GemmParams {
+template <typename P>
+struct GemmLaunchParams {
   TensorMap a;  // [groups, tokens, depth]
-  TensorMap b;  // [groups, columns, depth]
-  Fp8GemmParams p;
+  TensorMap b;  // [weights, columns, depth]
+  P p;
   ClusterUse use;
   int clusters, cluster_ctas;
   // Blocks of the depth that a CTA multiplies; if it splits the depth, the first ones of a cluster
   // have one more.
   int blocks, ctas_with_more;
-  // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes.
-  bool has_four_scales;
   // Units are the tiles of a cluster. Those of a group are numbered in bands of `band` units along
   // the tokens, in a band column by column, so that what the CTAs read at a time stays in L2.
   int token_units;  // of a group; not used where its size is on the device
   int column_units;
   int band;
+};
+
+// Those of block-scaled e4m3.
+struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
+  // A group has the weight of its number; rows of the output are whole vectors of 16 bytes.
+  static constexpr bool kChoosesWeights = false, kHasBias = false, kHasAnyRows = false;
+  // Accumulators are those of a block of the depth; what is written are other registers.
+  static constexpr bool kHasSumsOfBlocks = true;
+
+  // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
+  // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
+  bool has_four_scales, has_scales_in_row;
+};
+
+// Those of 16-bit operands `A`.
+template <typename A>
+struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
+  static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
+  static constexpr bool kHasSumsOfBlocks = false;
+  using Bias = A;
+
+  // 0 where all groups have the same memory, whose map has one group, else 1.
+  int a_group_step, b_group_step;
+  // Whether rows of the output are whole vectors of 16 bytes.
+  bool has_vector_rows;
+  // Whether tiles that are not split are written by TMA, to this map: [groups, tokens, columns].
+  bool stores_boxes;
+  TensorMap out;
+  // Whether a CTA has several tiles, so that its warpgroups shall not end them at the same time.
+  bool staggers;
 };
 
 }  // namespace precast

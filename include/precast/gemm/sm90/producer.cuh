@@ -2,13 +2,16 @@
 // The producer warps of block-scaled GEMM for sm_90a. One thread copies `a` of each stage by TMA,
 // one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
 // The lanes of a third warp copy the scales with cp.async: so these may have any strides, and need
-// no copy in another layout.
+// no copy in another layout. Where those of a tile's tokens lie one behind the other, one lane
+// copies them all, because consumers wait for the warp that shares its part of the SM with a
+// producer of many instructions.
 //
-// A stage is full when the boxes have arrived and the 32 lanes' copies are complete. It is empty
-// when each consumer warp that reads the boxes has left it, in both CTAs if these share one.
+// A stage is full when the boxes have arrived and the lanes' copies are complete. It is empty when
+// each consumer warp that reads the boxes has left it, in both CTAs if these share one.
 #pragma once
 
 #include "precast/core/cp_async.cuh"
+#include "precast/core/sm90/bulk_copy.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
@@ -19,8 +22,11 @@ namespace precast {
 template <typename Tile>
 class Fp8GemmProducer {
  public:
-  // That fill a stage, besides the bytes of the boxes.
-  static constexpr uint32_t kArrivals = 2 + 32;
+  // That fill a stage, besides the bytes of the copies: of the two operands, of the tokens' scales
+  // in a row, and of each lane that copies scales with cp.async.
+  static __device__ __forceinline__ uint32_t arrivals(const Sm90GemmParams& params) {
+    return params.has_scales_in_row ? 2 + 1 + 2 : 2 + 32;
+  }
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
                                              Fp8GemmStorage<Tile>& shared,
@@ -28,9 +34,17 @@ class Fp8GemmProducer {
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
   __device__ __forceinline__ void run(int warp) {
-    if (warp == 0) copy_operand<false>();
-    if (warp == 1) copy_scales();
-    if (warp == 2) copy_operand<true>();
+    if (warp == 0) {
+      copy_operand<false>();
+    } else if (warp == 1) {
+      if (p_.a_scale.packed) {
+        unpack_scales();
+      } else {
+        copy_scales();
+      }
+    } else if (warp == 2) {
+      copy_operand<true>();
+    }
     __syncwarp();
   }
 
@@ -74,8 +88,6 @@ class Fp8GemmProducer {
     }
   }
 
-  // A warp that issues little leaves the consumers of its part of the SM alone: where it can be,
-  // the scales of four tokens are one copy.
   __device__ __forceinline__ void copy_scales() {
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
@@ -94,8 +106,11 @@ class Fp8GemmProducer {
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
         shared_.stages.wait_empty(state, "an empty stage for the scales");
+        uint64_t* full = &shared_.stages.full[state.stage];
         const uint32_t target = shared_address(shared_.scales[state.stage]);
-        if (by_four) {
+        if (params_.has_scales_in_row) {
+          if (lane == 0) copy_scales_in_row(target, full, of_group, tile.token);
+        } else if (by_four) {
           copy_four_scales(target, of_group, tile.token);
         } else {
           copy_each_scale(target, of_group, tile.token);
@@ -103,13 +118,68 @@ class Fp8GemmProducer {
         of_group += p_.a_scale.depth_stride;
         if (lane < 2) cp_async_word(target + (Tile::kTokens + lane) * 4, of_weight, has_weight);
         of_weight += p_.b_scale.depth_stride;
-        cp_async_arrive(&shared_.stages.full[state.stage]);
+        if (!params_.has_scales_in_row || lane < 2) cp_async_arrive(full);
         state.advance();
       }
     }
   }
 
-  // Copies the scales of the tokens from `first` on.
+  // The same where four blocks of the depth have one word, which is loaded once. Lanes write what
+  // it says to shared memory, so that consumers need not know.
+  __device__ __forceinline__ void unpack_scales() {
+    constexpr int kOfLane = ceil_div(Tile::kTokens, 32);
+    const int lane = threadIdx.x % 32;
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    for (GemmTile tile; scheduler.next(tile);) {
+      const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride;
+      const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride;
+      const int last = ceil_div(p_.columns, kFp8Block) - 1;
+      of_weight += min(tile.column / kFp8Block + lane % 2, last) * p_.b_scale.block_stride;
+      float of_token[kOfLane], of_column = 0.0f;
+#pragma unroll 1
+      for (int block = depth.begin; block < depth.end; ++block) {
+        if (block == depth.begin || block % 4 == 0) {
+#pragma unroll
+          for (int i = 0; i < kOfLane; ++i) {
+            const int token = min(tile.token + i * 32 + lane, p_.tokens - 1);
+            of_token[i] = of_group[block / 4 * p_.a_scale.depth_stride +
+                                   (token >> p_.a_scale.rows_log2) * p_.a_scale.block_stride];
+          }
+          of_column = of_weight[block / 4 * p_.b_scale.depth_stride];
+        }
+        shared_.stages.wait_empty(state, "an empty stage for unpacked scales");
+        float* target = shared_.scales[state.stage];
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) {
+          const int at = i * 32 + lane;
+          if (Tile::kTokens % 32 == 0 || at < Tile::kTokens) {
+            target[at] = unpacked_scale(of_token[i], block);
+          }
+        }
+        if (lane < 2) target[Tile::kTokens + lane] = unpacked_scale(of_column, block);
+        mbarrier_arrive(&shared_.stages.full[state.stage]);
+        state.advance();
+      }
+    }
+  }
+
+  // Copies the scales of the tokens from `first` on, in multiples of 16 bytes: what is read behind
+  // the last token lies in the same 16 bytes, and no output depends on it.
+  __device__ __forceinline__ void copy_scales_in_row(uint32_t target, uint64_t* full,
+                                                     const float* of_group, int first) const {
+    const int count = min(p_.tokens - first, Tile::kTokens);
+    if (count > 0) {
+      const uint32_t bytes = (count + 3) / 4 * 16;
+      mbarrier_arrive_expect_tx(full, bytes);
+      cp_async_bulk(target, of_group + first, bytes, full);
+    } else {  // The other CTA of a pair may have the last tokens.
+      mbarrier_arrive(full);
+    }
+  }
+
+  // The same, four tokens at once, with zeros for those that do not exist.
   __device__ __forceinline__ void copy_four_scales(uint32_t target, const float* of_group,
                                                    int first) const {
     constexpr int kFours = Tile::kTokens / 4;

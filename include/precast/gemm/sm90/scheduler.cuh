@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of a CTA of block-scaled GEMM for sm_90a: a cluster takes every n-th unit, where n is
+// The tiles of a CTA of GEMM for sm_90a: a cluster takes every n-th unit, where n is
 // the number of clusters. Each role of a CTA finds the same tiles by itself; they exchange nothing.
 #pragma once
 
 #include "precast/core/sm90/cluster.cuh"
+#include "precast/gemm/gemm_groups.cuh"
 #include "precast/gemm/sm90/params.cuh"
 
 namespace precast {
@@ -17,10 +18,10 @@ struct GemmTile {
 };
 
 // All lanes of a warp use it together.
-template <typename Tile>
+template <typename Tile, typename Params = Sm90GemmParams>
 class GemmScheduler {
  public:
-  __device__ __forceinline__ explicit GemmScheduler(const Sm90GemmParams& params)
+  __device__ __forceinline__ explicit GemmScheduler(const Params& params)
       : params_(params), p_(params.p), unit_(cluster_id()) {}
 
   // Finds the next tile, and returns whether there is one.
@@ -28,9 +29,11 @@ class GemmScheduler {
     for (;;) {
       int in_group, begin = 0, count = p_.tokens, token_units = params_.token_units;
       if (p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges) {
-        if (!find_group(tile.b_group, in_group, begin, count)) return false;
+        int group;
+        if (!find_group(group, in_group, begin, count)) return false;
         token_units = ceil_div(count, tokens_of_unit());
-        tile.a_group = p_.kind == TokenGroups::counted ? tile.b_group : 0;
+        tile.a_group = p_.kind == TokenGroups::counted ? group : 0;
+        tile.b_group = Params::kChoosesWeights ? weight_of_group(p_, group) : group;
       } else {
         const int units = token_units * params_.column_units;
         const int groups = p_.kind == TokenGroups::blocks ? 1 : p_.groups;
@@ -42,8 +45,9 @@ class GemmScheduler {
       place(tile, in_group, token_units);
       tile.token += begin;
       tile.token_end = begin + count;
+      if (Params::kChoosesWeights && tile.b_group < 0) continue;
       if (p_.kind != TokenGroups::blocks) return true;
-      tile.b_group = p_.group_info[tile.token];
+      tile.b_group = group_number(p_, tile.token);
       if (tile.b_group >= 0 && tile.b_group < p_.groups) return true;
     }
   }
@@ -62,10 +66,10 @@ class GemmScheduler {
       const int own = first_group_ + lane;
       int own_begin = 0, own_count = 0;
       if (own < p_.groups) {
-        own_count = min(max(p_.group_info[own], 0), p_.tokens);
+        own_count = min(max(group_number(p_, own), 0), p_.tokens);
         if (p_.kind == TokenGroups::ranges) {
           own_begin = own_count;
-          own_count = min(max(p_.group_info[own + 1], own_begin), p_.tokens) - own_begin;
+          own_count = min(max(group_number(p_, own + 1), own_begin), p_.tokens) - own_begin;
         }
       }
       // The units up to the end of this lane's group.
@@ -101,8 +105,8 @@ class GemmScheduler {
     tile.column = (shares_a ? 2 * at.column + rank : at.column) * Tile::kWeights;
   }
 
-  const Sm90GemmParams& params_;
-  const Fp8GemmParams& p_;
+  const Params& params_;
+  const decltype(Params::p)& p_;
   int unit_;
   // Of groups whose sizes are on the device: the units of the groups before the first that may have
   // the current unit.
@@ -113,7 +117,8 @@ class GemmScheduler {
 struct DepthRange {
   int begin, end;
 
-  __device__ __forceinline__ explicit DepthRange(const Sm90GemmParams& params) {
+  template <typename Params>
+  __device__ __forceinline__ explicit DepthRange(const Params& params) {
     const int rank = params.use == ClusterUse::splits_k ? static_cast<int>(cluster_rank()) : 0;
     begin = rank * params.blocks + min(rank, params.ctas_with_more);
     end = begin + params.blocks + (rank < params.ctas_with_more ? 1 : 0);

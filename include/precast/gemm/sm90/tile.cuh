@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of block-scaled e4m3 GEMM for sm_90a, and what the warps of a CTA share.
+// The tiles of GEMM for sm_90a, and what the warps of a CTA share.
 //
 // wgmma has 64 rows a warpgroup and 8 to 256 columns. Rows of a tile are tokens and columns are
 // those of the weight; for few tokens it is the other way round (swapped), so that the tensor cores
 // do not multiply rows that do not exist.
 //
 // A stage holds 128 bytes of the depth of both operands as TMA writes them: rows of 128 bytes in
-// atoms of eight, swizzled. Beside it are the scales of the tile's tokens, and two of the weight: a
-// tile may begin in one block of 128 columns and end in the next.
+// atoms of eight, swizzled. With scales of blocks, beside it are those of the tile's tokens, and
+// two of the weight: a tile may begin in one block of 128 columns and end in the next.
 #pragma once
 
 #include "precast/core/sm90/pipeline.cuh"
@@ -19,8 +19,11 @@ namespace precast {
 
 #if defined(PRECAST_SM)
 
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped>
-struct Fp8GemmTile {
+// kStageExtra are bytes that a stage has besides the operands, kReserved those that no stage has,
+// kCtas as in Fp8TileShape.
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kStageExtra = 0, int kReserved = 0,
+          int kCtas = 0>
+struct Sm90GemmTile {
   static constexpr int kRows = kRowsOf, kColumns = kColumnsOf;
   static constexpr bool kSwapped = kIsSwapped;
   static constexpr int kTokens = kSwapped ? kColumns : kRows;
@@ -31,26 +34,44 @@ struct Fp8GemmTile {
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped}.ctas_per_sm();
+  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped, kCtas}.ctas_per_sm();
   // Of a thread, once the warpgroups have exchanged some.
-  static constexpr int kProducerRegisters = kConsumers == 1 ? 56 : 40;
-  static constexpr int kConsumerRegisters = kCtasPerSm == 1 ? 232 : kConsumers == 1 ? 200 : 96;
-  static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
+  static constexpr int kProducerRegisters = kConsumers == 1 && kCtasPerSm <= 2 ? 56 : 40;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 1   ? 232
+                                            : kConsumers == 2 ? 96
+                                            : kCtasPerSm == 4 ? 88
+                                            : kCtasPerSm == 3 ? 120
+                                                              : 200;
 
   static constexpr int kRowBytes = 128;  // of a stage
   static constexpr int kRowOperandBytes = kRows * kRowBytes;
   static constexpr int kStageBytes = (kRows + kColumns) * kRowBytes;
-  static constexpr int kScales = kTokens + 4;  // of a stage; the last two are not used
   static constexpr int kMostStages = 16;
+  static constexpr int kWarpBufferBytes = 0;
   // The GPU takes 1 KiB for each CTA.
   static constexpr int kSharedBytes = ((kSharedKibPerCta + 1) / kCtasPerSm - 1) * 1024;
   static constexpr int kFitting =
-      (kSharedBytes - 64) / (kStageBytes + kScales * int(sizeof(float)) + 16);
+      (kSharedBytes - kReserved - 64) / (kStageBytes + kStageExtra + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
   static_assert(kRows % 64 == 0 && kColumns % 16 == 0,
                 "wgmma's rows, and those of an atom in half");
   static_assert(kWeights <= 256 && kTokens <= 256, "a box has at most 256 rows");
+};
+
+// The scales of a stage; the last two are not used.
+constexpr int fp8_tile_scales(int tokens) { return tokens + 4; }
+
+// In which a consumer warp brings its outputs in order: two times 16 rows of 32 columns.
+constexpr int fp8_tile_warp_buffer(bool is_swapped) { return is_swapped ? 0 : 2 * 16 * 32 * 2; }
+
+template <int kRows, int kColumns, bool kIsSwapped>
+struct Fp8GemmTile
+    : Sm90GemmTile<kRows, kColumns, kIsSwapped, fp8_tile_scales(kIsSwapped ? kColumns : kRows) * 4,
+                   fp8_tile_warp_buffer(kIsSwapped) * (kRows < 128 ? 4 : 8)> {
+  static constexpr int kWarpBufferBytes = fp8_tile_warp_buffer(kIsSwapped);
+  static constexpr int kScales = fp8_tile_scales(kIsSwapped ? kColumns : kRows);
+  static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
 };
 
 #endif  // PRECAST_SM
@@ -63,12 +84,14 @@ struct Fp8GemmStorage {
   alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
 };
 
-// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, then
-// the storage.
-template <typename Tile>
+// Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, the
+// buffers of the consumer warps, then the storage.
+template <typename Tile, typename Storage = Fp8GemmStorage<Tile>>
 struct Fp8GemmBuffers {
-  static constexpr int kStorageOffset = Tile::kStages * Tile::kStageBytes;
-  static constexpr int kBytes = kStorageOffset + int(sizeof(Fp8GemmStorage<Tile>));
+  static constexpr int kWarpBufferOffset = Tile::kStages * Tile::kStageBytes;
+  static constexpr int kStorageOffset =
+      kWarpBufferOffset + Tile::kConsumerWarps * Tile::kWarpBufferBytes;
+  static constexpr int kBytes = kStorageOffset + int(sizeof(Storage));
 
   uint32_t base;
 

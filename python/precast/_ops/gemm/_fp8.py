@@ -11,8 +11,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from precast._base.device import is_hopper
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.export import Export
+from precast._ops.gemm._tuned import by_table
+from precast._ops.quantize._reference_blocks import ue8m0_values
 
 BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
 #: The largest sizes: kernels number rows with 32 bits.
@@ -36,6 +39,18 @@ def _blocks(size: int, block: int = BLOCK) -> int:
     return -(-size // block)
 
 
+def unpacked(scales: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Return scales of ``blocks`` of the depth, the last dimension, in float32.
+
+    Packed ones are int32 of four biased exponents each, the first one in the lowest byte.
+    """
+    if scales.dtype != torch.int32:
+        return scales
+    shifts = torch.arange(0, 32, 8, device=scales.device)
+    exponents = scales[..., None] >> shifts & 255
+    return ue8m0_values(exponents.flatten(-2)[..., :blocks])
+
+
 def scaled_product(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -48,14 +63,17 @@ def scaled_product(
     Parameters
     ----------
     a_scale : torch.Tensor
-        ``[row blocks of a, depth blocks]``.
+        ``[row blocks of a, depth blocks]``; packed, int32 of four depth blocks each.
     b_scale : torch.Tensor
-        ``[row blocks of b, depth blocks]``, of 128 rows each.
+        ``[row blocks of b, depth blocks]``, of 128 rows each; packed, also of each row.
     a_scale_rows : int
         The rows of ``a`` that have one scale.
     """
-    of_row = a_scale.repeat_interleave(a_scale_rows, 0)[: a.shape[0]]
-    of_column = b_scale.repeat_interleave(BLOCK, 0)[: b.shape[0]]
+    blocks = _blocks(a.shape[1])
+    of_row = unpacked(a_scale, blocks).repeat_interleave(a_scale_rows, 0)[: a.shape[0]]
+    of_column = unpacked(b_scale, blocks)
+    if len(of_column) < len(b):
+        of_column = of_column.repeat_interleave(BLOCK, 0)[: len(b)]
     sums = a.new_zeros(a.shape[0], b.shape[0], dtype=torch.float32)
     for i in range(of_row.shape[1]):
         depth = slice(i * BLOCK, (i + 1) * BLOCK)
@@ -90,9 +108,17 @@ def _check_scales(
     rows: int,
     depth: int,
     k_major: bool,
+    each_row: int = -1,
 ) -> None:
-    """``rows`` are the blocks of rows, ``groups`` none or their number."""
-    shape = [*groups, rows, _blocks(depth)] if k_major else [*groups, _blocks(depth), rows]
+    """``rows`` are the blocks of rows, ``groups`` none or their number.
+
+    Packed scales may also be of each row.
+    """
+    packed = scales.dtype == torch.int32
+    blocks = _blocks(depth, 4 * BLOCK if packed else BLOCK)
+    if packed and scales.dim() >= 2 and scales.shape[-2 if k_major else -1] == each_row:
+        rows = each_row
+    shape = [*groups, rows, blocks] if k_major else [*groups, blocks, rows]
     if list(scales.shape) != shape:
         raise ValueError(f"{export}: {name} must have shape {shape}, got {[*scales.shape]}")
 
@@ -143,9 +169,14 @@ def check_product(
     _check_rows(export, "b", b)
     groups = tuple(b.shape[:-2])
     of_a = groups if a.dim() == 3 else ()
-    a_rows = _blocks(rows, a_scale_rows)
+    if b_scale.dtype != a_scale.dtype:
+        raise ValueError(
+            f"{export}: b_scale must be {dtype_word(a_scale.dtype)}, as a_scale is, got "
+            f"{dtype_word(b_scale.dtype)}"
+        )
+    a_rows, b_rows = _blocks(rows, a_scale_rows), _blocks(columns)
     _check_scales(export, "a_scale", a_scale, of_a, a_rows, depth, a_scale_k_major)
-    _check_scales(export, "b_scale", b_scale, groups, _blocks(columns), depth, b_scale_k_major)
+    _check_scales(export, "b_scale", b_scale, groups, b_rows, depth, b_scale_k_major, columns)
     _check_rows(export, "out", out)
 
 
@@ -163,10 +194,15 @@ def exports(
     of_every, of_sm90 = (
         functools.partial(check, choices=legal) for legal in (range(MMA_TILES), choices)
     )
-    hopper = f"{name}_sm90"
+    options_of_sm90 = {
+        **options,
+        "check": of_sm90,
+        "function": name,
+        "adapt": functools.partial(by_table, name),
+    }
     return (
         Export("fp8_gemm", name, declaration, check=of_every, **options),
-        Export("fp8_gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
+        Export("fp8_gemm_sm90", f"{name}_sm90", declaration, **options_of_sm90),
     )
 
 

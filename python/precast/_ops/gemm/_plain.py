@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the products of the kernels for every GPU share: layouts of operands, and their checks.
+"""What the products share whose scales are those of rows: layouts of operands, and their checks.
 
 The checks are those of reference mode, in the words of the bindings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+from precast._base.device import is_hopper
 from precast._base.torch import torch
 from precast._op.decorators import served_by
+from precast._op.export import Export
 from precast._ops.gemm._fp8 import MAX_DEPTH, MAX_ROWS, MMA, MMA_TILES, ROW_BYTES
 
 #: Dtypes of outputs.
@@ -22,9 +25,33 @@ TACTIC = """
 Parameters
 ----------
 tactic : int
-    The number of a tile, for measurements. Default: -1, what the launcher expects to be the
-    fastest.
+    The number of a tile, for measurements; those of Hopper's kernels are others. Default: -1, what
+    the launcher expects to be the fastest.
 """
+
+#: Pairs of a tile and a kind of cluster of the kernels for Hopper, and kinds of clusters:
+#: ``Gemm16Choice::kChoices`` of ``gemm16_choose.cuh``.
+CHOICES, CLUSTERS = 60, 6
+#: The choices whose CTAs do not split the depth: groups of rows have these.
+UNSPLIT = tuple(choice for choice in range(CHOICES) if choice % CLUSTERS < 3)
+
+
+class Limits(NamedTuple):
+    """What kernels take.
+
+    Parameters
+    ----------
+    tactics : collection of int
+        The numbers of their tiles.
+    by_tma : bool
+        Whether TMA copies the operands: weights are column-major, rows differ, and there is depth.
+    """
+
+    tactics: Collection[int] = range(MMA_TILES)
+    by_tma: bool = False
+
+
+ANY_GPU = Limits()
 
 
 def _is_copied(size: int, stride: int, itemsize: int) -> bool:
@@ -74,10 +101,29 @@ def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool 
         )
 
 
-def check_sizes(
-    export: str, name: str, a: torch.Tensor, out: torch.Tensor, tactic: int = -1
+def check_tma(
+    export: str, name: str, a: torch.Tensor, other: str, b: torch.Tensor, has_rows: bool = False
 ) -> None:
-    """Raise unless a kernel can compute a product of these sizes with the tile."""
+    """Raise unless TMA can copy both operands: ``b`` is as :func:`chosen` takes it."""
+    if a.shape[-1] == 0:
+        raise ValueError(f"{export}: {name} must have columns, got shape {[*a.shape]}")
+    for what, t, dim in ((name, a, -2), (other, b, -2 if has_rows else -1)):
+        if t.numel() and t.shape[dim] > 1 and t.stride(dim) <= 0:
+            raise ValueError(
+                f"{export}: {what} must have rows at different addresses, got strides "
+                f"{[*t.stride()]}; call .contiguous()"
+            )
+
+
+def check_sizes(
+    export: str,
+    name: str,
+    a: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int = -1,
+    limits: Limits = ANY_GPU,
+) -> None:
+    """Raise unless a kernel can compute a product of these sizes with the tactic."""
     vector, depth = ROW_BYTES // a.element_size(), a.shape[-1]
     if depth % vector or depth > MAX_DEPTH:
         raise ValueError(
@@ -92,8 +138,13 @@ def check_sizes(
             raise ValueError(
                 f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
             )
-    if not -1 <= tactic < MMA_TILES:
-        raise ValueError(f"{export}: tactic must be -1 or a tile below {MMA_TILES}, got {tactic}")
+    if tactic != -1 and tactic not in limits.tactics:
+        legal = (
+            f"a tile and cluster for this kind of tokens below {CHOICES}"
+            if limits.by_tma
+            else f"a tile below {MMA_TILES}"
+        )
+        raise ValueError(f"{export}: tactic must be -1 or {legal}, got {tactic}")
     check_rows(export, name, a)
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise ValueError(
@@ -144,3 +195,61 @@ def fill_starts(starts: torch.Tensor, rows: int) -> None:
     """Write the starts of groups of equal sizes, for a generated call of a trace."""
     groups = len(starts) - 1
     starts.copy_(starts.new_tensor([rows * i // groups for i in range(groups + 1)]))
+
+
+def make_column_major(made: dict[str, Any]) -> None:
+    """Give the weight of a generated call of a trace this layout."""
+    name = "b" if "b" in made else "B"
+    made[name] = made[name].mT.contiguous().mT
+
+
+def exports(
+    name: str,
+    declaration: str,
+    check: Callable[..., None],
+    tactics: Collection[int] = range(CHOICES),
+    **options: Any,
+) -> tuple[Export, Export]:
+    """Return a function's export of the kernels for every GPU, and that of those for Hopper.
+
+    ``check`` takes what the kernels take as ``limits``.
+    """
+    of_every, of_sm90 = (
+        functools.partial(check, limits=limits) for limits in (ANY_GPU, Limits(tactics, True))
+    )
+    hopper = f"{name}_sm90"
+    return (
+        Export("gemm", name, declaration, check=of_every, **options),
+        Export("gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
+    )
+
+
+def chosen(
+    both: tuple[Export, Export],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    has_rows: bool = False,
+    backend: str = "",
+) -> Export:
+    """Of what :func:`exports` returns, the one whose kernels compute the call.
+
+    Parameters
+    ----------
+    b : torch.Tensor
+        Weights ``[.., depth, columns]``, or ``[.., columns, depth]`` if ``has_rows``.
+    """
+    hopper = backend != MMA and is_hopper(a.device) and _suits_tma(a, b, has_rows)
+    return both[1 if hopper else 0]
+
+
+def _suits_tma(a: torch.Tensor, b: torch.Tensor, has_rows: bool) -> bool:
+    """Whether the kernels for Hopper can copy the operands, if these are legal at all.
+
+    It takes half a microsecond; so rows that TMA does not need to tell apart, because there is only
+    one, are not looked at more closely.
+    """
+    a_strides, b_strides = a.stride(), b.stride()
+    if len(a_strides) < 2 or len(b_strides) < 2:
+        return False
+    columns_apart, depth_apart = b_strides[-2:] if has_rows else b_strides[:-3:-1]
+    return bool(depth_apart == 1 and columns_apart > 0 and a_strides[-2] > 0 and a.shape[-1])

@@ -70,8 +70,8 @@ def _mode(a_scale_k_major: bool, b_scale_k_major: bool) -> str | None:
 #: (``sm90/choose.cuh``), else a tile (``gemm_tiles.cuh``).
 _GEMM, _GEMM_SM90 = exports(
     "gemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32 b_scale:f32 out!:T=bf16|f16|f32[m,n] a_scale_k_major:bool "
-    "b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
+    "a:e4m3[m,k] b:e4m3[n,k] a_scale:f32|i32 b_scale:f32|i32 out!:T=bf16|f16|f32[m,n] "
+    "a_scale_k_major:bool b_scale_k_major:bool a_scale_rows:int choice:int enable_pdl:pdl_on",
     check_product,
     reference=_reference,
     derived={
@@ -82,11 +82,13 @@ _GEMM, _GEMM_SM90 = exports(
 )
 
 
-#: ``scale_major_mode``, the rows of ``a`` with one scale, and the dtype of the output.
-_Form = tuple[str | None, int, str]
+#: ``scale_major_mode``, the rows of ``a`` with one scale, the dtype of the output, and whether
+#: scales are packed.
+_Form = tuple[str | None, int, str, bool]
 
 
 def _form(
+    a_scale: torch.Tensor,
     scale_major_mode: str | None,
     scale_granularity_mnk: tuple[int, int, int],
     out: torch.Tensor | None = None,
@@ -96,11 +98,12 @@ def _form(
 ) -> _Form:
     dtype = out_dtype or torch.bfloat16 if out is None else out.dtype
     mode = "K" if scale_major_mode is None and backend == "cutile" else scale_major_mode
-    return mode, scale_granularity_mnk[0], str(dtype).removeprefix("torch.")
+    packed = a_scale.dtype == torch.int32
+    return mode, scale_granularity_mnk[0], str(dtype).removeprefix("torch."), packed
 
 
 def _template(form: _Form) -> TraceTemplate:
-    mode, rows, dtype = form
+    mode, rows, dtype, packed = form
     a_k_major, b_k_major = K_MAJOR[mode]
     scale_rows = "num_tokens" if rows == 1 else "num_token_blocks"
     axes: dict[str, Var | Const] = {
@@ -110,18 +113,21 @@ def _template(form: _Form) -> TraceTemplate:
         "num_depth_blocks": Const("", value=f"(depth + {BLOCK - 1}) // {BLOCK}"),
         "num_column_blocks": Const("", value=f"(num_columns + {BLOCK - 1}) // {BLOCK}"),
     }
+    if packed:
+        axes["num_depth_words"] = Const("", value=f"(depth + {4 * BLOCK - 1}) // {4 * BLOCK}")
     if rows != 1:
         axes["num_token_blocks"] = Const("", value=f"(num_tokens + {BLOCK - 1}) // {BLOCK}")
 
     def scales(blocks: str, k_major: bool) -> Tensor:
-        dims = [blocks, "num_depth_blocks"]
-        return Tensor(dims if k_major else dims[::-1], dtype="float32")
+        dims = [blocks, "num_depth_words" if packed else "num_depth_blocks"]
+        return Tensor(dims if k_major else dims[::-1], dtype="int32" if packed else "float32")
 
     fixed = {"scale_major_mode": mode, "scale_granularity_mnk": (rows, BLOCK, BLOCK)}
     return TraceTemplate(
         op_type="gemm_fp8",
         name_prefix=f"gemm_fp8_nt_groupwise_{(mode or 'mixed').lower()}{rows}"
-        + ("" if dtype == "bfloat16" else f"_{dtype}"),
+        + ("" if dtype == "bfloat16" else f"_{dtype}")
+        + ("_packed" if packed else ""),
         description="Multiplies e4m3 matrices whose scales are those of groups and blocks of 128.",
         axes=axes,
         inputs={
@@ -137,10 +143,10 @@ def _template(form: _Form) -> TraceTemplate:
 
 
 _USUAL: list[_Form] = [
-    ("K", 1, "bfloat16"),
-    ("MN", 1, "bfloat16"),
-    ("MN", BLOCK, "bfloat16"),
-    ("K", 1, "float16"),
+    ("K", 1, "bfloat16", False),
+    ("MN", 1, "bfloat16", False),
+    ("MN", BLOCK, "bfloat16", False),
+    ("K", 1, "float16", False),
 ]
 _TRACE = by_form(_form, _template, _USUAL)
 
@@ -180,10 +186,13 @@ def gemm_fp8_nt_groupwise(
         *Dequantisation* scales of ``a``, float32, at any strides:
         ``[ceil(m / g), ceil(k / 128)]`` if ``scale_major_mode`` is ``"K"``,
         ``[ceil(k / 128), ceil(m / g)]`` if it is ``"MN"``, where ``g`` is
-        ``scale_granularity_mnk[0]``.
+        ``scale_granularity_mnk[0]``. Or int32, with ``ceil(k / 512)`` in place of
+        ``ceil(k / 128)``: the biased exponents (ue8m0) of four blocks of the depth, the first one
+        in the lowest byte, as :func:`per_token_group_quant_8bit` and DeepGEMM pack them.
     b_scale : torch.Tensor
         The same for ``b``: ``[ceil(n / 128), ceil(k / 128)]`` or
-        ``[ceil(k / 128), ceil(n / 128)]``.
+        ``[ceil(k / 128), ceil(n / 128)]``. Packed if ``a_scale`` is, and then also of each row of
+        ``b``, of which the first one of 128 is read: ``[n, ceil(k / 512)]``.
     scale_major_mode : str, optional
         ``"K"`` or ``"MN"``. May be None with other backends than ``"cutlass"``: ``"cutile"`` then
         means ``"K"``, and ``"trtllm"`` that ``a_scale`` is as with ``"K"`` and ``b_scale`` as with
@@ -228,9 +237,9 @@ def gemm_fp8_nt_groupwise(
     tiles would leave multiprocessors idle, parts of the depth are added up separately, then in a
     fixed order.
 
-    Allocates only a missing ``out``; one launch; safe in CUDA graphs; not differentiable. Scales
-    that are powers of two are taken as float32. FlashInfer's function needs compute capability 10.0
-    and takes e5m2, too; engines call DeepGEMM for it on 9.0. Source: arXiv:2412.19437.
+    Allocates only a missing ``out``; one launch; safe in CUDA graphs; not differentiable.
+    FlashInfer's function needs compute capability 10.0 and takes e5m2, too, but no packed scales;
+    engines call DeepGEMM for it on 9.0. Source: arXiv:2412.19437.
 
     Examples
     --------

@@ -40,9 +40,10 @@ b : torch.Tensor
     ``[groups, n, k]``, float8_e4m3fn; the last dimension has stride 1, rows and groups start at
     different multiples of 16 bytes; ``n`` is a multiple of 8.
 a_scale : torch.Tensor
-    *Dequantisation* scales of ``a``, float32, at any strides: ``[m, ceil(k / 128)]``.
+    *Dequantisation* scales of ``a``, float32, at any strides: ``[m, ceil(k / 128)]``. Or int32,
+    packed as :func:`gemm_fp8_nt_groupwise` takes them: ``[m, ceil(k / 512)]``.
 b_scale : torch.Tensor
-    The same for ``b``: ``[groups, ceil(n / 128), ceil(k / 128)]``.
+    The same for ``b``: ``[groups, ceil(n / 128), ceil(k / 128)]``; packed if ``a_scale`` is.
 scale_granularity_mnk : tuple of int
     ``(1, 128, 128)``.
 out_dtype : torch.dtype, optional
@@ -181,7 +182,7 @@ _DTYPE: dict[str, Callable[..., Any]] = {
 }
 _INDEXED = exports(
     "group_deepgemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indices:i32[m] "
+    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 m_indices:i32[m] "
     "out!:T=bf16|f16|f32[m,n] choice:int enable_pdl:pdl_on",
     _check_indexed,
     _OF_EACH,
@@ -190,7 +191,7 @@ _INDEXED = exports(
 )
 _COUNTED = exports(
     "batch_deepgemm_fp8_nt_groupwise",
-    "a:e4m3[groups,m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 masked_m:i32[groups] "
+    "a:e4m3[groups,m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 masked_m:i32[groups] "
     "out!:T=bf16|f16|f32[groups,m,n] expected_m:int choice:int enable_pdl:pdl_on",
     _check_counted,
     _OF_GROUPS,
@@ -199,7 +200,7 @@ _COUNTED = exports(
 )
 _RANGES = exports(
     "group_gemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32 b_scale:f32 m_indptr:i32[groups+1] "
+    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 m_indptr:i32[groups+1] "
     "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl_on",
     _check_ranges,
     _OF_GROUPS,
@@ -425,6 +426,7 @@ def batch_deepgemm_fp8_nt_groupwise(
         and groups start at different multiples of 16 bytes. ``k`` is a positive multiple of 16.
     a_scale : torch.Tensor
         *Dequantisation* scales of ``a``, float32, at any strides: ``[groups, m, ceil(k / 128)]``.
+        Or int32, packed as :func:`gemm_fp8_nt_groupwise` takes them.
     masked_m : torch.Tensor
         ``[groups]``, int32, contiguous: the tokens of each group, from 0 to ``m``.
     expected_m : int

@@ -7,15 +7,20 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, op
+from precast._op.export import op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._fp8 import MMA
 from precast._ops.gemm._plain import (
     TACTIC,
+    UNSPLIT,
+    Limits,
     check_choice,
     check_out,
     check_rows,
     check_sizes,
+    check_tma,
+    chosen,
+    exports,
     fill_starts,
     rows_of_groups,
 )
@@ -66,19 +71,22 @@ def _check(
     m_indptr: torch.Tensor,
     out: torch.Tensor,
     tactic: int,
+    limits: Limits,
 ) -> None:
     check_contiguous(export, m_indptr=m_indptr)
     check_rows(export, "b", b)
-    check_sizes(export, "a", a, out, tactic)
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b, True)
+    check_sizes(export, "a", a, out, tactic, limits)
 
 
-_GROUPED = Export(
-    "gemm",
+_GROUPED, _GROUPED_SM90 = _GROUPED_BOTH = exports(
     "grouped_mm_bf16",
     "a:T=bf16|f16[m,k] b:T[groups,n,k] m_indptr:i32[groups+1] out!:U=bf16|f16|f32[m,n] "
     "tactic:int enable_pdl:pdl_on",
+    _check,
+    UNSPLIT,
     write=_write,
-    check=_check,
     derived={"out_dtype": lambda out: out.dtype},
 )
 
@@ -154,7 +162,8 @@ def grouped_mm_bf16(
     out_dtype : torch.dtype
         The dtype of a new ``out``.
     backend : str
-        ``"cudnn"`` or ``"cake"``, FlashInfer's, or ``"mma"``; all are the same kernels.
+        ``"cudnn"`` or ``"cake"``, FlashInfer's, which are the same kernels. ``"mma"`` takes those
+        for every GPU on Hopper, too.
 
     Returns
     -------
@@ -176,5 +185,5 @@ def grouped_mm_bf16(
     check_out(name, out, out_dtype, is_equal=False)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _GROUPED.launch(a, b, m_indptr, out, tactic)
+    chosen(_GROUPED_BOTH, a, b, True, backend).launch(a, b, m_indptr, out, tactic)
     return out

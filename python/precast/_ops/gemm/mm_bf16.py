@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, op
+from precast._op.export import op
 from precast._ops.gemm._plain import (
     TACTIC,
+    Limits,
     any_backend,
     backends,
     check_out,
     check_sizes,
+    check_tma,
     check_weight,
+    chosen,
+    exports,
+    make_column_major,
 )
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
@@ -39,32 +44,46 @@ def bmm_bf16_reference(
     return (A.float() @ B.float()).to(out_dtype)
 
 
-def _check(export: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tactic: int) -> None:
-    check_weight(export, "b", b)
-    check_sizes(export, "a", a, out, tactic)
+def _check(
+    export: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int,
+    limits: Limits,
+) -> None:
+    check_weight(export, "b", b, not limits.by_tma)
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b)
+    check_sizes(export, "a", a, out, tactic, limits)
 
 
 def _check_batch(
-    export: str, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, tactic: int
+    export: str,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int,
+    limits: Limits,
 ) -> None:
-    check_weight(export, "B", B)
-    check_sizes(export, "A", A, out, tactic)
+    check_weight(export, "B", B, not limits.by_tma)
+    if limits.by_tma:
+        check_tma(export, "A", A, "B", B)
+    check_sizes(export, "A", A, out, tactic, limits)
 
 
-_MM = Export(
-    "gemm",
+_MM, _MM_SM90 = _MM_BOTH = exports(
     "mm_bf16",
     "a:T=bf16[m,k] b:bf16[k,n] bias?:bf16[n] out!:U=bf16|f16|f32[m,n] tactic:int pdl:pdl",
+    _check,
     reference=lambda a, b, bias: mm_bf16_reference(a, b, bias, torch.float32),
-    check=_check,
     derived={"out_dtype": lambda out: out.dtype},
 )
-_BMM = Export(
-    "gemm",
+_BMM, _BMM_SM90 = _BMM_BOTH = exports(
     "bmm_bf16",
     "A:T=bf16[b,m,k] B:bf16[b,k,n] out!:U=bf16|f16|f32[b,m,n] tactic:int enable_pdl:pdl_on",
+    _check_batch,
     reference=lambda A, B: bmm_bf16_reference(A, B, torch.float32),
-    check=_check_batch,
     derived={"out_dtype": lambda out: out.dtype},
 )
 
@@ -107,6 +126,8 @@ def _template(batched: bool, form: _Form) -> TraceTemplate:
         outputs={"result": Tensor([*batch, "num_tokens", "num_columns"], dtype=dtype)},
         reference=bmm_bf16_reference if batched else mm_bf16_reference,
         fixed={} if dtype == "bfloat16" else {"out_dtype": Dtype(dtype)},
+        # Generated calls have both layouts.
+        fill=None if has_bias or dtype != "bfloat16" else make_column_major,
     )
 
 
@@ -155,7 +176,8 @@ def mm_bf16(
         bfloat16, float16 or float32.
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cutlass"``, ``"tgv"``, ``"cublaslt"``, ``"tinygemm"``,
-        ``"cutile"``, ``"cute-dsl"`` and ``"auto"``, or ``"mma"``; all are the same kernels.
+        ``"cutile"``, ``"cute-dsl"`` and ``"auto"``; all are the same kernels. ``"mma"`` takes those
+        for every GPU on Hopper, too, where column-major ``b`` has others.
 
     Returns
     -------
@@ -190,7 +212,7 @@ def mm_bf16(
     check_out("mm_bf16", out, out_dtype)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _MM.launch(a, b, bias, out, tactic, pdl)
+    chosen(_MM_BOTH, a, b, backend=backend).launch(a, b, bias, out, tactic, pdl)
     return out
 
 
@@ -230,7 +252,7 @@ def bmm_bf16(
         others. Default: a new tensor.
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cutlass"``, ``"cutile"``, ``"tgv"``, ``"cake"`` and
-        ``"auto"``, or ``"mma"``; all are the same kernels.
+        ``"auto"``; all are the same kernels. ``"mma"`` takes those for every GPU, as above.
 
     Returns
     -------
@@ -250,5 +272,5 @@ def bmm_bf16(
     check_out("bmm_bf16", out, out_dtype)
     if out is None:
         out = A.new_empty(*A.shape[:2], B.shape[2], dtype=out_dtype)
-    _BMM.launch(A, B, out, tactic)
+    chosen(_BMM_BOTH, A, B, backend=backend).launch(A, B, out, tactic)
     return out

@@ -21,6 +21,7 @@ from precast._ops.gemm._plain import (
     check_sizes,
     check_weight,
     fill_starts,
+    make_column_major,
 )
 from precast._ops.gemm.grouped_mm import write_groups
 from precast.api_logging import precast_api
@@ -253,11 +254,6 @@ def _template(
     )
 
 
-def _column_major(made: dict[str, Any]) -> None:
-    name = "b" if "b" in made else "B"
-    made[name] = made[name].mT.contiguous().mT
-
-
 def _has_bias(bias: torch.Tensor | None = None, **others: object) -> bool:
     return bias is not None
 
@@ -271,7 +267,7 @@ def _scaled_template(has_bias: bool) -> TraceTemplate:
     }
     name = "scaled_mm_bias" if has_bias else "scaled_mm"
     bias = {"bias": ["num_columns"]} if has_bias else {}
-    return _template(name, {**inputs, **bias}, scaled_mm_reference, fill=_column_major)
+    return _template(name, {**inputs, **bias}, scaled_mm_reference, fill=make_column_major)
 
 
 @precast_api(trace=by_form(_has_bias, _scaled_template, [False, True]))
@@ -350,7 +346,7 @@ def scaled_mm(
         bmm_fp8_reference,
         batched=True,
         fixed={"dtype": Dtype("bfloat16")},
-        fill=_column_major,
+        fill=make_column_major,
     )
 )
 @op(

@@ -7,13 +7,18 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, op
+from precast._op.export import op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._plain import (
     TACTIC,
+    UNSPLIT,
+    Limits,
     check_rows,
     check_sizes,
+    check_tma,
     check_weight,
+    chosen,
+    exports,
     fill_starts,
 )
 from precast._ops.gemm.grouped_mm import GROUPS, write_groups
@@ -43,6 +48,7 @@ def _check(
     out: torch.Tensor,
     weight_column_major: bool,
     tactic: int,
+    limits: Limits,
 ) -> None:
     columns, depth = out.shape[1], x.shape[1]
     shape = [len(weights), *((columns, depth) if weight_column_major else (depth, columns))]
@@ -63,18 +69,20 @@ def _check(
     if weight_column_major:
         check_rows(export, "weights", weights)
     else:
-        check_weight(export, "weights", weights)
-    check_sizes(export, "x", x, out, tactic)
+        check_weight(export, "weights", weights, not limits.by_tma)
+    if limits.by_tma:
+        check_tma(export, "x", x, "weights", weights, weight_column_major)
+    check_sizes(export, "x", x, out, tactic, limits)
 
 
-_SEGMENTS = Export(
-    "gemm",
+_SEGMENTS, _SEGMENTS_SM90 = _SEGMENTS_BOTH = exports(
     "segment_gemm",
     "x:T=bf16|f16[rows,d_in] weights:T[count,a,b] seg_indptr:i32|i64[starts] "
     "weight_indices?:i32|i64[segments] out!:U=bf16|f16|f32[rows,d_out] weight_column_major:bool "
     "tactic:int enable_pdl:pdl_on",
+    _check,
+    UNSPLIT,
     write=_write,
-    check=_check,
 )
 
 
@@ -201,5 +209,7 @@ def segment_gemm(
     """
     if out is None:
         out = x.new_zeros(x.shape[0], weights.shape[1 if weight_column_major else 2])
-    _SEGMENTS.launch(x, weights, seg_indptr, weight_indices, out, weight_column_major, tactic)
+    chosen(_SEGMENTS_BOTH, x, weights, bool(weight_column_major)).launch(
+        x, weights, seg_indptr, weight_indices, out, weight_column_major, tactic
+    )
     return out

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time the tiles and kinds of clusters of the block-scaled GEMM for Hopper, for fit_fp8_gemm.py.
+"""Time the tiles and kinds of clusters of a GEMM for Hopper, for fit_gemm.py.
 
-    python benchmarks/sweep_fp8_gemm.py --json FILE [--shape M,N,K ...] [--choice NUMBER ...]
+    python benchmarks/sweep_gemm.py --op OP --json FILE [--shape M,N,K ...] [--choice NUMBER ...]
+
+OP is fp8_gemm_sm90 or gemm_sm90.
 
 Without --shape, these are weights of several models with numbers of tokens from 1 to 8192. Each
 choice is timed in a CUDA graph of calls on several copies of the arguments, which together exceed
@@ -20,14 +22,14 @@ import math
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from precast._ops.gemm._fp8 import CHOICES
 from precast._ops.gemm.fp8_gemm import _GEMM_SM90
+from precast._ops.gemm.mm_bf16 import _MM_SM90
 
 #: Columns and depth of weights.
 WEIGHTS = (
@@ -41,45 +43,80 @@ REPLAYS, HOPELESS = 4, 1.6
 L2_BYTES = 200_000_000
 #: Choices that read so many times what the least one does are left out.
 MOST_READ = 3.0
-_HEADER = Path(__file__).resolve().parents[1] / "include/precast/gemm/sm90/choose.cuh"
-_TEXT = _HEADER.read_text()
-#: Tokens and columns of each tile; what each kind of cluster does, and its CTAs.
-TILES = [
-    (int(columns), int(rows)) if swapped == "true" else (int(rows), int(columns))
-    for rows, columns, swapped in re.findall(r"\{(\d+), (\d+), (true|false)\}", _TEXT)
-]
-CLUSTERS = [(use, int(ctas)) for use, ctas in re.findall(r"\{ClusterUse::(\w+), (\d)\}", _TEXT)]
-
-
-def read(choice: int, m: int, n: int, k: int, sms: int) -> int:
-    """About how much the busiest CTA copies to shared memory; latency counts as 64 rows."""
-    (tokens, columns), (use, ctas) = (
-        TILES[choice // len(CLUSTERS)],
-        CLUSTERS[choice % len(CLUSTERS)],
+_FOLDER = Path(__file__).resolve().parents[1] / "include/precast/gemm/sm90"
+#: What each kind of cluster does, and its CTAs.
+CLUSTERS = [
+    (use, int(ctas))
+    for use, ctas in re.findall(
+        r"\{ClusterUse::(\w+), (\d)\}", (_FOLDER / "choose.cuh").read_text()
     )
-    down, right = (2 if use == "shares_b" else 1), (2 if use == "shares_a" else 1)
-    units = math.ceil(m / (tokens * down)) * math.ceil(n / (columns * right))
-    parts = ctas if use == "splits_k" else 1
-    blocks = math.ceil(k / 128 / parts) + 4
-    return math.ceil(units / (sms // ctas)) * blocks * (tokens + columns + 64)
+]
+_Arguments = tuple[Any, ...]
 
 
-def arguments(m: int, n: int, k: int) -> list[tuple[torch.Tensor, ...]]:
+class Family(NamedTuple):
+    header: str  # has the tiles
+    arguments: Callable[[int, int, int], _Arguments]
+    launch: Callable[..., None]  # takes the arguments and a choice
+    element_bytes: int
+
+    def tiles(self) -> list[tuple[int, int]]:
+        """Tokens and columns of each tile."""
+        text = (_FOLDER / self.header).read_text()
+        found = re.findall(r"\{(\d+), (\d+), (true|false)(?:, \d)?\}", text)
+        return [
+            (int(columns), int(rows)) if swapped == "true" else (int(rows), int(columns))
+            for rows, columns, swapped in found
+        ]
+
+
+def _fp8_arguments(m: int, n: int, k: int) -> _Arguments:
     def codes(rows: int) -> torch.Tensor:
         values = torch.randint(0, 120, (rows, k), dtype=torch.uint8, device="cuda")
         return values.view(torch.float8_e4m3fn)
 
     blocks = -(-k // 128)
-    return [
-        (
-            codes(m),
-            codes(n),
-            torch.rand(blocks, -(-m // 4) * 4, device="cuda")[:, :m].T,
-            torch.rand(-(-n // 128), blocks, device="cuda"),
-            torch.empty(m, n, dtype=torch.bfloat16, device="cuda"),
-        )
-        for _ in range(max(2, L2_BYTES // (n * k + m * k)))
-    ]
+    return (
+        codes(m),
+        codes(n),
+        torch.rand(blocks, -(-m // 4) * 4, device="cuda")[:, :m].T,
+        torch.rand(-(-n // 128), blocks, device="cuda"),
+        torch.empty(m, n, dtype=torch.bfloat16, device="cuda"),
+    )
+
+
+def _arguments(m: int, n: int, k: int) -> _Arguments:
+    a, weight = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+    return a, weight.T, torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+
+
+FAMILIES = {
+    "fp8_gemm_sm90": Family(
+        "choose.cuh",
+        _fp8_arguments,
+        lambda *given: _GEMM_SM90.launch(*given[:5], True, True, 1, given[5]),
+        1,
+    ),
+    "gemm_sm90": Family(
+        "gemm16_choose.cuh",
+        _arguments,
+        lambda a, b, out, choice: _MM_SM90.launch(a, b, None, out, choice, True),
+        2,
+    ),
+}
+
+
+def read(tile: tuple[int, int], cluster: tuple[str, int], m: int, n: int, k: int, sms: int) -> int:
+    """About how much the busiest CTA copies to shared memory; latency counts as 64 rows.
+
+    `k` is counted in bytes.
+    """
+    (tokens, columns), (use, ctas) = tile, cluster
+    down, right = (2 if use == "shares_b" else 1), (2 if use == "shares_a" else 1)
+    units = math.ceil(m / (tokens * down)) * math.ceil(n / (columns * right))
+    parts = ctas if use == "splits_k" else 1
+    blocks = math.ceil(k / 128 / parts) + 4
+    return math.ceil(units / (sms // ctas)) * blocks * (tokens + columns + 64)
 
 
 def replay(graph: torch.cuda.CUDAGraph, calls: int) -> float:
@@ -92,19 +129,29 @@ def replay(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     return begin.elapsed_time(end) / calls * 1e3
 
 
-def sweep_shape(m: int, n: int, k: int, choices: Sequence[int]) -> dict[str, Any]:
-    copies = arguments(m, n, k)
+def sweep_shape(
+    family: Family, m: int, n: int, k: int, choices: Sequence[int] = ()
+) -> dict[str, Any]:
+    tiles, depth = family.tiles(), family.element_bytes * k
+    choices = choices or range(len(tiles) * len(CLUSTERS))
+    count = max(2, L2_BYTES // (depth * (m + n)))
+    copies = [family.arguments(m, n, k) for _ in range(count)]
     us: dict[int, float] = {}
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
-    reads = {choice: read(choice, m, n, k, sms) for choice in choices}
+    reads = {
+        choice: read(
+            tiles[choice // len(CLUSTERS)], CLUSTERS[choice % len(CLUSTERS)], m, n, depth, sms
+        )
+        for choice in choices
+    }
     choices = [c for c in choices if reads[c] <= MOST_READ * min(reads.values())]
     # In a random order, because clocks change.
     for choice in random.sample(choices, len(choices)):
-        _GEMM_SM90.launch(*copies[0], True, True, 1, choice)
+        family.launch(*copies[0], choice)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for copy in copies:
-                _GEMM_SM90.launch(*copy, True, True, 1, choice)
+                family.launch(*copy, choice)
         replay(graph, len(copies))
         us[choice] = replay(graph, len(copies))
         if us[choice] < HOPELESS * min(us.values()):
@@ -121,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--op", choices=FAMILIES, required=True)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--shape", type=parse_shape, action="append", metavar="M,N,K")
     parser.add_argument("--choice", type=int, action="append", metavar="NUMBER")
@@ -135,7 +183,7 @@ def main() -> None:
         if time.monotonic() - begin > args.seconds:
             print(f"stopped after {len(rows)} of {len(shapes)} shapes")
             break
-        rows.append(sweep_shape(m, n, k, args.choice or range(CHOICES)))
+        rows.append(sweep_shape(FAMILIES[args.op], m, n, k, args.choice or ()))
         us = rows[-1]["us"]
         best = sorted(us, key=us.__getitem__)[:5]
         print(

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fit the costs by which the block-scaled GEMM for Hopper chooses its tile.
+"""Fit the costs by which a GEMM for Hopper chooses its tile.
 
-    python benchmarks/fit_fp8_gemm.py FILE... [--write]
+    python benchmarks/fit_gemm.py --op OP FILE... [--write]
 
-FILEs are those of sweep_fp8_gemm.py. Two thirds of the shapes are fitted, the others say what the
-fit is worth: how much slower the choices of the model are than the best ones that were measured.
+FILEs are those of sweep_gemm.py for the same op. Two thirds of the shapes are fitted, the others
+say what the fit is worth: how much slower the choices of the model are than the best measured ones.
 With --write the costs go to python/precast/_plan/gemm_costs.toml, whose comments stay; run
 `make generate` then. Needs NumPy and a C++ compiler, no GPU.
 
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from precast._plan.gemm_costs import SOURCE, costs
+from precast._plan.gemm_costs import OPS, SOURCE, costs
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The clock of an H200 at which the costs are counted, in MHz, and its multiprocessors.
@@ -54,20 +54,21 @@ class Sweep(NamedTuple):
 
 
 class Model:
-    """``fp8_gemm_clocks()`` of choose.cuh."""
+    """``sm90_gemm_clocks()`` of choose.cuh."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, op: str, folder: Path) -> None:
         library = folder / "clocks.so"
-        source = ROOT / "benchmarks/fp8_gemm_clocks.cpp"
+        source = ROOT / "benchmarks/gemm_clocks.cpp"
         words = ["c++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}"]
         subprocess.run([*words, "-o", library, source], check=True)
-        self._library = ctypes.CDLL(str(library))
-        self.choices = self._library.number_of_choices()
+        functions = ctypes.CDLL(str(library))
+        self._clocks = functions[f"{op}_clocks"]
+        self.choices = functions[f"{op}_choices"]()
 
     def us(self, values: Floats, problems: npt.NDArray[np.int32]) -> Floats:
         clocks = np.empty((len(problems), self.choices))
         pointer = ctypes.c_void_p
-        self._library.clocks_of_choices(
+        self._clocks(
             values.ctypes.data_as(pointer),
             SMS,
             np.ascontiguousarray(problems).ctypes.data_as(pointer),
@@ -137,18 +138,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--op", choices=OPS, required=True)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--steps", type=int, default=12000)
     parser.add_argument("--starts", type=int, default=2)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = Model(Path(folder))
+        model = Model(args.op, Path(folder))
     sweep = load(args.files, model.choices)
     held = np.random.default_rng(1).permutation(len(sweep.us)) % 3 == 0
     fitted, unseen = sweep.part(~held), sweep.part(held)
-    names = [name for name, numbers in costs().items() for _ in numbers]
-    start = np.array([number for numbers in costs().values() for number in numbers])
+    names = [name for name, numbers in costs(args.op).items() for _ in numbers]
+    start = np.array([number for numbers in costs(args.op).values() for number in numbers])
     report("as it is", model, start, sweep)
     free = [i for i, name in enumerate(names) if name not in FIXED]
     tried = [fit(model, fitted, start, free, args.steps, seed) for seed in range(args.starts)]
@@ -168,14 +170,15 @@ def main() -> None:
             f"({expected[at, chosen]:.2f})"
         )
     path = ROOT / SOURCE
-    text = path.read_text()
-    for name, old in costs().items():
+    before, header, text = path.read_text().partition(f"[{args.op}]\n")
+    section, between, after = text.partition("\n\n")
+    for name, old in costs(args.op).items():
         numbers = [float(value) for value, its in zip(values, names, strict=True) if its == name]
         written = str(numbers if len(old) > 1 else numbers[0])
         print(f"{name} = {written}")
-        text = re.sub(rf"(?m)^{name} = ([\d.e+-]+|\[.*?\])", f"{name} = {written}", text)
+        section = re.sub(rf"(?m)^{name} = ([\d.e+-]+|\[.*?\])", f"{name} = {written}", section)
     if args.write:
-        path.write_text(text)
+        path.write_text(before + header + section + between + after)
 
 
 if __name__ == "__main__":

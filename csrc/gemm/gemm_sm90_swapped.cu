@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of one gemm_sm90 module for few tokens, which are the columns of its tiles. Why a
+// file of its own: the two compile at the same time.
+#include "precast/gemm/sm90/gemm16.cuh"
+
+#if !defined(PRECAST_DTYPE) || !defined(PRECAST_DTYPE_O)
+#error "csrc/gemm/gemm_sm90_swapped.cu: define PRECAST_DTYPE and PRECAST_DTYPE_O, such as bf16"
+#endif
+
+namespace precast {
+
+cudaError_t gemm_sm90_swapped(const GemmParams& params, const Gemm16Choice& choice, int sms,
+                              bool enable_pdl, cudaStream_t stream) {
+  return launch_gemm16<PRECAST_DTYPE, PRECAST_DTYPE_O, true>(params, choice, sms, enable_pdl,
+                                                             stream);
+}
+
+}  // namespace precast

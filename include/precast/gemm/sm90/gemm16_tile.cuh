@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of GEMM of 16-bit operands for sm_90a, and what the warps of a CTA share: the stages,
+// as tile.cuh says, and a buffer of each consumer warp for its outputs.
+#pragma once
+
+#include "precast/gemm/sm90/tile.cuh"
+
+namespace precast {
+
+#if defined(PRECAST_SM)
+
+// What a warp writes at a time: 16 rows of 64 columns of 16 bits.
+constexpr int kStoreRows = 16, kStoreColumns = 64, kStoreBytes = kStoreRows * kStoreColumns * 2;
+
+template <int kRows, int kColumns, int kBuffers>
+constexpr int kStagesBesideBuffers =
+    Sm90GemmTile<kRows, kColumns, false, 0, kBuffers * kRows / 16 * kStoreBytes>::kStages;
+// Two buffers for each warp, unless they take the place of a stage.
+template <int kRows, int kColumns, bool kIsSwapped>
+constexpr int kStoreBuffers =
+    kIsSwapped                                                                             ? 0
+    : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
+                                                                                           : 1;
+
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
+struct Gemm16Tile
+    : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
+                   kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped> * kRowsOf / 16 * kStoreBytes,
+                   kCtas> {
+  static constexpr int kBuffers = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>;
+  static_assert(kColumnsOf % kStoreColumns == 0 || kBuffers == 0, "a row of boxes is a tile's");
+};
+
+#endif  // PRECAST_SM
+
+#if defined(__CUDACC__)
+
+template <typename Tile, int kBuffers = Tile::kBuffers>
+struct Gemm16Storage {
+  unsigned char out[Tile::kConsumerWarps][kBuffers][kStoreBytes];
+  PipelineBarriers<Tile::kStages> stages;
+};
+template <typename Tile>
+struct Gemm16Storage<Tile, 0> {
+  PipelineBarriers<Tile::kStages> stages;
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast
