@@ -105,6 +105,26 @@ __device__ __forceinline__ void mbarrier_arrive_in_cta_if(uint64_t* barrier, int
 #endif
 }
 
+// Arrives at the mbarrier of this CTA if `here`, and at that of CTA `rank` of the cluster if
+// `there`, as mbarrier_arrive_in_cta() does. Without a branch.
+__device__ __forceinline__ void mbarrier_arrive_if(uint64_t* barrier, bool here, bool there,
+                                                   uint32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred here, there;\n"
+      ".reg .b32 remote;\n"
+      "setp.ne.u32 here, %1, 0;\n"
+      "setp.ne.u32 there, %2, 0;\n"
+      "mapa.shared::cluster.u32 remote, %0, %3;\n"
+      "@here mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+      "@there mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(here ? 1 : 0), "r"(there ? 1 : 0), "r"(rank)
+      : "memory");
+#endif
+}
+
 // Whether the phase of the mbarrier with this parity is complete; does not wait.
 __device__ __forceinline__ bool mbarrier_test_parity(uint64_t* barrier, uint32_t parity) {
   uint32_t is_complete = 1;
