@@ -97,8 +97,9 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
+  // In the storage, the scales come behind the barriers, which are a multiple of 16 bytes.
   static constexpr int kScalesOffset =
-      Fp8GemmBuffers<Tile>::kStorageOffset + int(offsetof(Fp8GemmStorage<Tile>, scales));
+      Fp8GemmBuffers<Tile>::kStorageOffset + int(sizeof(PipelineBarriers<Tile::kStages>));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
