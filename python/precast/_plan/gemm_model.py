@@ -145,7 +145,7 @@ class Choice(NamedTuple):
         )
 
     def estimate(self, problem: Problem) -> Estimate:
-        """``fp8_gemm_clocks()`` in C++, where each step is explained."""
+        """``sm90_gemm_clocks()`` in C++, where each step is explained."""
         cost, tile, (use, ctas_of_cluster) = _costs(), self.tile, self.cluster
         shares, parts = use in ("shares_a", "shares_b"), ctas_of_cluster if use == "splits_k" else 1
         down, right = (2 if use == "shares_b" else 1), (2 if use == "shares_a" else 1)

@@ -97,8 +97,9 @@ class Fp8GemmConsumer {
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
+  // In the storage, the scales come behind the barriers, which are a multiple of 16 bytes.
   static constexpr int kScalesOffset =
-      Fp8GemmBuffers<Tile>::kStorageOffset + int(offsetof(Fp8GemmStorage<Tile>, scales));
+      Fp8GemmBuffers<Tile>::kStorageOffset + int(sizeof(PipelineBarriers<Tile::kStages>));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
@@ -118,7 +119,7 @@ class Fp8GemmConsumer {
         base_(uniform(buffers.base)),
         warpgroup_(uniform(threadIdx.x / kWarpgroupSize) - 1),
         row_(kept(row_of(0))),
-        releases_in_(kept(cta_to_release(params))) {}
+        releases_in_(kept(cta_to_release(params.use))) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile> scheduler(params_);
@@ -136,23 +137,7 @@ class Fp8GemmConsumer {
   }
 
  private:
-  static __device__ __forceinline__ bool shares(const Sm90GemmParams& params) {
-    return params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
-  }
-
-  // The CTA of the cluster at whose stages this lane arrives for its warp, or -1.
-  static __device__ __forceinline__ int cta_to_release(const Sm90GemmParams& params) {
-    const int lane = threadIdx.x % 32;
-    if (shares(params)) return lane < 2 ? lane : -1;
-    return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
-  }
-
-  // The number that all lanes have, in a uniform register. Why: the compiler does not see through
-  // the loop over tiles, which may depend on memory, that all lanes are in the same stage; and
-  // wgmma takes its descriptors from uniform registers.
-  static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
-
-  // The same number, which the compiler cannot compute again. Why: it would in each block.
+  // The number, which the compiler cannot compute again. Why: it would in each block.
   static __device__ __forceinline__ int kept(int x) {
     asm volatile("" : "+r"(x));
     return x;

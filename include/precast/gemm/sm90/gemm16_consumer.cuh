@@ -32,7 +32,7 @@ class Gemm16Consumer {
         shared_(shared),
         blocks_(DepthRange(params).count()),
         first_place_(uniform(buffers.base >> 4)),
-        releases_in_(cta_to_release(params)) {}
+        releases_in_(cta_to_release(params.use)) {}
 
   __device__ __forceinline__ void run() {
     GemmScheduler<Tile, Params> scheduler(params_);
@@ -57,20 +57,6 @@ class Gemm16Consumer {
   }
 
  private:
-  // The CTA of the cluster at whose stages this lane arrives for its warp, or -1.
-  static __device__ __forceinline__ int cta_to_release(const Params& params) {
-    const int lane = threadIdx.x % 32;
-    if (params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b) {
-      return lane < 2 ? lane : -1;
-    }
-    return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
-  }
-
-  // The number that all lanes have, in a uniform register. Why: the compiler does not see through
-  // the loop over tiles, which may depend on memory, that all lanes are in the same stage; and
-  // wgmma takes its descriptors from uniform registers.
-  static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
-
   // The lane's first row in the tile.
   static __device__ __forceinline__ int first_row() {
     const int warp = threadIdx.x / 32 - 4;

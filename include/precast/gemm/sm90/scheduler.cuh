@@ -11,6 +11,18 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+// The CTA of the cluster at whose stages this lane of a consumer arrives for its warp, or -1.
+__device__ __forceinline__ int cta_to_release(ClusterUse use) {
+  const int lane = threadIdx.x % 32;
+  if (use == ClusterUse::shares_a || use == ClusterUse::shares_b) return lane < 2 ? lane : -1;
+  return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
+}
+
+// The number that all lanes have, in a uniform register. Why: the compiler does not see through
+// the loop over tiles, which may depend on memory, that all lanes are in the same stage; and wgmma
+// takes its descriptors from uniform registers.
+__device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
 struct GemmTile {
   int a_group, b_group;
   int token, token_end;  // the tile's first token in `a`, and the end of its group

@@ -232,8 +232,9 @@ def gemm_fp8_nt_groupwise(
     of a block is multiplied by the product of its two scales and added in float32, block by block,
     and the result is rounded once to nearest even. Where tensor cores have no FP8 (compute
     capability below 8.9), and in the kernels of ``"mma"`` on 9.0 to 11.0, operands become float16
-    first, which is exact. Which tile computes a shape follows from the shape and the number of
-    multiprocessors alone, so the same call gives the same bits each time. On Hopper, where few
+    first, which is exact. Which tile computes a shape follows from the shape, the number of
+    multiprocessors and, on Hopper, the table that PRECAST_GEMM_TABLE names, so the same call gives
+    the same bits each time. On Hopper, where few
     tiles would leave multiprocessors idle, parts of the depth are added up separately, then in a
     fixed order.
 
