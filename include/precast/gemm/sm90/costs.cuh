@@ -26,17 +26,17 @@ struct Fp8GemmCosts {
 // Of the GEMM of 16-bit operands.
 struct Gemm16Costs {
   double shared_bytes = 128.0;
-  double fill_bytes = 63.0;
-  double l2_bytes = 139.0;
-  double dram_bytes = 2020.0;
-  double start = 2220.0;
-  double split_byte = 0.0707;
-  double share = 0.0646;
-  double used_by_4 = 0.809;
-  double used_by_8 = 0.764;
-  double split[3] = {28.9, 461.0, 344.0};
-  double consumer[10] = {929.0, 419.0, 223.0, 231.0, 85.6, 35.0, 43.1, 219.0, 241.0, 383.0};
-  double tile[10] = {2260.0, 2400.0, 762.0, 1650.0, 11300.0, 2000.0, 38.2, 8.82, 24.8, 6400.0};
+  double fill_bytes = 61.7;
+  double l2_bytes = 434.0;
+  double dram_bytes = 1980.0;
+  double start = 5410.0;
+  double split_byte = 0.0504;
+  double share = 0.0385;
+  double used_by_4 = 0.877;
+  double used_by_8 = 0.778;
+  double split[3] = {170.0, 498.0, 1020.0};
+  double consumer[10] = {839.0, 721.0, 49.5, 47.8, 394.0, 20.4, 199.0, 50.1, 286.0, 66.8};
+  double tile[10] = {1240.0, 1710.0, 1660.0, 321.0, 2260.0, 1090.0, 72.0, 29.7, 51.0, 1920.0};
 };
 // clang-format on
 
