@@ -2,8 +2,11 @@
 // The kernels of one scaled_gemm module. Its macros are the axes of aot_configs/scaled_gemm.toml.
 #include "precast/gemm/gemm.cuh"
 
-#if !defined(PRECAST_DTYPE_A) || !defined(PRECAST_DTYPE_B) || !defined(PRECAST_DTYPE_O)
-#error "csrc/gemm/scaled_gemm.cu: define PRECAST_DTYPE_A, _B and _O, such as e4m3, e4m3 and bf16"
+#if !defined(PRECAST_DTYPE_A) || !defined(PRECAST_DTYPE_B)
+#error "csrc/gemm/scaled_gemm.cu: define PRECAST_DTYPE_A and PRECAST_DTYPE_B, such as e4m3"
+#endif
+#if !defined(PRECAST_DTYPE_O)
+#error "csrc/gemm/scaled_gemm.cu: define PRECAST_DTYPE_O, such as bf16"
 #endif
 
 namespace precast {

@@ -7,10 +7,10 @@
 
 namespace precast {
 
-#if defined(PRECAST_SM)
-
 // What a warp writes at a time: 16 rows of 64 columns of 16 bits.
 constexpr int kStoreRows = 16, kStoreColumns = 64, kStoreBytes = kStoreRows * kStoreColumns * 2;
+
+#if defined(PRECAST_SM)
 
 template <int kRows, int kColumns, int kBuffers>
 constexpr int kStagesBesideBuffers =
