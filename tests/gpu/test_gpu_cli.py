@@ -7,8 +7,10 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from precast._plan.installed import plan
@@ -51,3 +53,21 @@ def test_install_chooses_the_target_of_every_gpu() -> None:
     for command in report["commands"]:
         pinned = f"torch=={importlib.metadata.version('torch')}"
         assert pinned in command or "--no-deps" in command
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs compute capability 9.0",
+)
+def test_tune_writes_a_table_that_explain_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes, table = tmp_path / "shapes", tmp_path / "table.json"
+    shapes.write_text("m=16 n=256 k=512\n")
+    (row,) = _json("tune", "gemm", "--shapes", str(shapes), "--out", str(table))["choices"]
+    assert (row["m"], row["n"], row["k"]) == (16, 256, 512)
+    assert 0 < row["us"] <= row["model_us"]
+    monkeypatch.setenv("PRECAST_GEMM_TABLE", str(table))
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    (product,) = _json("explain", "gemm", "m=16", "n=256", "k=512", f"sms={sms}")["products"]
+    assert (product["source"], product["choice"]) == ("table", row["choice"])
