@@ -9,7 +9,8 @@
 
 A routine is a file bench_<name>.py beside this one. A test list holds one command line of this
 program per line; `#` starts a comment, and a line inherits the other options from the command line.
-Exit status: 0; 1 if a case failed (the others are still measured); 2 for a wrong option.
+Exit status: 0; 1 if a case failed (the others are still measured) or the program was stopped (what
+has been measured is still written); 2 for a wrong option.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import ast
 import copy
 import importlib
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -181,18 +183,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: benchmarks need a CUDA device; torch sees none", file=sys.stderr)
         return 1
     failed = False
+    # As Ctrl-C: `timeout` and a cluster's scheduler stop a program so.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for (routine, dtype), group in groups.items():
         print(f"\n== {routine} {dtype}".rstrip(), flush=True)
         paths = {kind: _output(getattr(options, kind), kind, routine, dtype) for kind in OUTPUTS}
         if dtype:
-            failed |= not run_group(group, paths, options.commit)
+            done = run_group(group, paths, options.commit)
+            failed |= done is not True
+            if done is None:
+                break
         else:
             failed |= not run_own(routine, paths, options.commit)
     return int(failed)
 
 
-def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | None) -> bool:
-    """Measure, print and write the jobs of one routine and dtype; True if all cases succeeded."""
+def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | None) -> bool | None:
+    """Measure, print and write the jobs of one routine and dtype.
+
+    True if all cases succeeded, None if the program was stopped.
+    """
     import _harness
     import peers
     import torch
@@ -204,20 +214,23 @@ def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | Non
     ceilings = measure_ceilings()
     torch.cuda.empty_cache()
     report.print_circumstances(here, ceilings)
-    results, failures = [], []
-    for job in group:
-        for case in job.cases:
-            try:
-                result = _harness.measure(case, job.routine, ceilings, job.settings)
-            except Exception as problem:  # The next case may work.
-                text = f"{type(problem).__name__}: {problem}"
-                failures.append({"op": case.op, "shape": case.shape, "error": text})
-                print(f"FAILED {case.op} {case.shape}: {text}", file=sys.stderr, flush=True)
-            else:
-                results.append(result)
-                row = report.table([result.record()])[1]
-                print("  ".join(row), file=sys.stderr, flush=True)
-            torch.cuda.empty_cache()
+    results, failures, stopped = [], [], False
+    for job, case in [(of, case) for of in group for case in of.cases]:
+        try:
+            result = _harness.measure(case, job.routine, ceilings, job.settings)
+        except KeyboardInterrupt:
+            stopped = True
+            failures.append({"op": case.op, "shape": case.shape, "error": "stopped here"})
+            break
+        except Exception as problem:  # The next case may work.
+            text = f"{type(problem).__name__}: {problem}"
+            failures.append({"op": case.op, "shape": case.shape, "error": text})
+            print(f"FAILED {case.op} {case.shape}: {text}", file=sys.stderr, flush=True)
+        else:
+            results.append(result)
+            row = report.table([result.record()])[1]
+            print("  ".join(row), file=sys.stderr, flush=True)
+        torch.cuda.empty_cache()
     records = [result.record() for result in results]
     used = {r.ceiling.name: r.ceiling for r in results if r.ceiling is not None}
     every = {**{c.name: c for c in ceilings}, **used}.values()
@@ -235,7 +248,7 @@ def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | Non
 
         name = f"{group[0].routine}_{group[0].dtype}"
         plots.save_run(Run(name, here, records, data["ceilings"]), paths["plot"])
-    return not failures
+    return None if stopped else not failures
 
 
 def run_own(routine: str, paths: dict[str, Path | None], commit: str | None) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -310,6 +312,31 @@ def test_everything_by_default_and_a_failure_stops_nothing(
     with (tmp_path / "norm_bf16.csv").open() as file:
         assert {row["x torch"] for row in csv.DictReader(file)} == {"1.00"}
     assert "FAILED gelu_and_mul [1024, 2x14336]: ValueError: made up" in capsys.readouterr().out
+
+
+def test_what_is_measured_is_written_if_the_program_is_stopped(
+    run: Any, measured: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import _harness
+
+    measure = _harness.measure
+
+    def until_the_third(*given: Any) -> Any:
+        if len(measured) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(*given)
+
+    monkeypatch.setattr(_harness, "measure", until_the_third)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        words = ["--routine", "scale", "--routine", "norm", "--json", str(tmp_path)]
+        assert run.main([*words, "--peers", "none"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (path,) = tmp_path.glob("*.json")  # Nothing of the next routine.
+    data = json.loads(path.read_text())
+    assert [record["op"] for record in data["results"]] == [op for _, op, *_ in measured]
+    assert [failure["error"] for failure in data["failures"]] == ["stopped here"]
 
 
 def test_ops_and_shapes_select(run: Any, measured: list[tuple[str, ...]]) -> None:
