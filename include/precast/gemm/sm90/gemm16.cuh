@@ -71,7 +71,6 @@ cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, 
   error = launch_gemm_ctas<Tile>(Gemm16Kernel<A, T, Tile>, kBytes, enable_pdl, stream, params);
   if (params.cluster_ctas == 1 || !is_cluster_too_large(error)) return error;
   // A part of a GPU may have no room for a cluster.
-  cudaGetLastError();
   return launch_gemm16_tile<A, T, Tile>(p, {choice.tile, 0, 0.0}, sms, enable_pdl, stream);
 }
 

@@ -20,7 +20,7 @@ class Gemm16Producer {
 
  public:
   // That fill a stage, besides the bytes of the boxes.
-  static constexpr uint32_t kArrivals = 2;
+  static __device__ __forceinline__ uint32_t arrivals(const Params&) { return 2; }
 
   __device__ __forceinline__ Gemm16Producer(const Params& params, Storage& shared,
                                             Fp8GemmBuffers<Tile, Storage> buffers)
@@ -53,24 +53,12 @@ class Gemm16Producer {
           shared_.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
           uint64_t* full = &shared_.stages.full[state.stage];
           mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
-          copy<kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
-                                                 : buffers_.columns(state.stage),
-                       map, full, is_shared, block * kBlock, row, group);
+          copy_operand_rows<Tile, kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
+                                                                    : buffers_.columns(state.stage),
+                                          map, full, is_shared, block * kBlock, row, group);
         }
         state.advance();
       }
-    }
-  }
-
-  // Copies kCount rows of an operand; if two CTAs share them, this one's half to both.
-  template <int kCount>
-  __device__ __forceinline__ void copy(uint32_t target, const TensorMap* map, uint64_t* full,
-                                       bool is_shared, int k, int row, int group) const {
-    if (is_shared) {
-      const int half = static_cast<int>(cluster_rank()) * (kCount / 2);
-      copy_box_to_ctas(target + half * Tile::kRowBytes, map, full, 3, k, row + half, group);
-    } else {
-      copy_box(target, map, full, k, row, group);
     }
   }
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == 0) {
-    shared.stages.init_by_warp(Producer::kArrivals,
+    shared.stages.init_by_warp(Producer::arrivals(params),
                                Tile::kConsumerWarps * (shares ? params.cluster_ctas : 1));
     fence_mbarrier_init();
   } else if (warp == 1) {
@@ -60,8 +60,9 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
 #if !defined(__CUDACC_RTC__)
 
 // The map of an operand, of which a copy takes `box_rows` rows of 128 bytes.
-inline cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const GemmMatrix& matrix,
-                                      int groups, int rows, int depth, int box_rows) {
+template <typename Matrix>
+cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix, int groups,
+                               int rows, int depth, int box_rows) {
   TensorMapShape shape;
   shape.dim(depth, 0, 128 / tensor_map_element_bytes(dtype))
       .dim(rows, matrix.row_stride, box_rows)

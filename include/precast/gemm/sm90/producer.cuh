@@ -67,24 +67,12 @@ class Fp8GemmProducer {
           shared_.stages.wait_empty(state, "an empty stage for an operand");
           uint64_t* full = &shared_.stages.full[state.stage];
           mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
-          copy<kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
-                                                 : buffers_.columns(state.stage),
-                       map, full, is_shared, block * kFp8Block, row, group);
+          copy_operand_rows<Tile, kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
+                                                                    : buffers_.columns(state.stage),
+                                          map, full, is_shared, block * kFp8Block, row, group);
         }
         state.advance();
       }
-    }
-  }
-
-  // Copies kCount rows of an operand; if two CTAs share them, this one's half to both.
-  template <int kCount>
-  __device__ __forceinline__ void copy(uint32_t target, const TensorMap* map, uint64_t* full,
-                                       bool is_shared, int k, int row, int group) const {
-    if (is_shared) {
-      const int half = static_cast<int>(cluster_rank()) * (kCount / 2);
-      copy_box_to_ctas(target + half * Tile::kRowBytes, map, full, 3, k, row + half, group);
-    } else {
-      copy_box(target, map, full, k, row, group);
     }
   }
 
