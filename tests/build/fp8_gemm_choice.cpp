@@ -30,7 +30,7 @@ static int g_problem;
 
 template <typename Choice>
 static void check_places(const Choice& choice, const Fp8GemmProblem& problem) {
-  const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
+  const Sm90GemmUnits units(choice, problem.tokens, problem.columns);
   const int tokens = choice.shape().tokens(), weights = choice.shape().weights();
   const int rows = ceil_div(problem.tokens, tokens), columns = ceil_div(problem.columns, weights);
   const int band = sm90_gemm_band(choice, units.tokens, problem.sms);
@@ -89,7 +89,7 @@ static void print_clocks(const Fp8GemmProblem& problem) {
 // What the scales of blocks need of the tiles.
 static void check_scales() {
   for (int number = 0; number < kNumFp8Tiles; ++number) {
-    const Fp8TileShape& tile = kFp8Tiles[number];
+    const Sm90TileShape& tile = kFp8Tiles[number];
     // Columns of a tile are in at most two blocks of 128, whose scales a stage has.
     for (int column = 0; column < 1024; column += tile.weights()) {
       REQUIRE((column + tile.weights() - 1) / kFp8Block - column / kFp8Block <= 1);

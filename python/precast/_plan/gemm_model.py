@@ -54,7 +54,7 @@ class Cluster(NamedTuple):
     ctas: int
 
 
-#: ``kFp8Tiles`` and ``kFp8Clusters``.
+#: ``kFp8Tiles`` and ``kSm90Clusters``.
 TILES = (
     *(Tile(128, columns) for columns in (192, 160, 128, 96, 64)),
     *(Tile(128, columns, True) for columns in (64, 32, 16)),

@@ -224,7 +224,7 @@ def test_tactics_are_those_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> No
 def test_tiles_of_the_kernels_for_hopper() -> None:
     folder = Path(__file__).resolve().parents[3] / "include" / "precast" / "gemm" / "sm90"
     tiles = (folder / "gemm16_choose.cuh").read_text().partition("kGemm16Tiles[] = {")[2]
-    clusters = (folder / "choose.cuh").read_text().partition("kFp8Clusters[] = {")[2]
+    clusters = (folder / "choose.cuh").read_text().partition("kSm90Clusters[] = {")[2]
     kinds = re.findall(r"ClusterUse::(\w+), \d", clusters.partition("};")[0])
     assert len(kinds) == _plain.CLUSTERS
     assert len(re.findall(r"\{\d", tiles.partition("};")[0])) * len(kinds) == _plain.CHOICES

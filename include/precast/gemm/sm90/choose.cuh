@@ -27,7 +27,7 @@ enum class ClusterUse : int {
   splits_k,  // one tile; each CTA multiplies a part of the depth
 };
 
-struct Fp8TileShape {
+struct Sm90TileShape {
   int rows;  // 64, or a multiple of 128
   int columns;
   bool swapped;  // rows are columns of the weight, and columns are tokens
@@ -43,7 +43,7 @@ struct Fp8TileShape {
 };
 
 // The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
-constexpr Fp8TileShape kFp8Tiles[] = {
+constexpr Sm90TileShape kFp8Tiles[] = {
     {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 64, false},
     {128, 64, true},   {128, 32, true},   {128, 16, true},   {64, 128, true},  {64, 64, true},
     {64, 32, true},    {64, 16, true},    {256, 128, false},
@@ -56,23 +56,23 @@ constexpr bool fp8_tile_overlaps(int rows, int columns) {
   return rows <= 128 && columns <= (rows == 128 ? 128 : 96);
 }
 
-struct Fp8ClusterShape {
+struct Sm90ClusterShape {
   ClusterUse use;
   int ctas;
 };
-constexpr Fp8ClusterShape kFp8Clusters[] = {
+constexpr Sm90ClusterShape kSm90Clusters[] = {
     {ClusterUse::none, 1},     {ClusterUse::shares_a, 2}, {ClusterUse::shares_b, 2},
     {ClusterUse::splits_k, 2}, {ClusterUse::splits_k, 4}, {ClusterUse::splits_k, 8},
 };
-constexpr int kNumFp8Clusters = sizeof(kFp8Clusters) / sizeof(kFp8Clusters[0]);
-constexpr int kNumFp8Choices = kNumFp8Tiles * kNumFp8Clusters;
+constexpr int kNumSm90Clusters = sizeof(kSm90Clusters) / sizeof(kSm90Clusters[0]);
+constexpr int kNumFp8Choices = kNumFp8Tiles * kNumSm90Clusters;
 
 // A tile of a family and a kind of cluster. A family has its tiles, the bytes of an element of its
 // operands, and the costs by which the model chooses.
 template <typename GemmFamily>
 struct Sm90GemmChoice {
   using Family = GemmFamily;
-  static constexpr int kChoices = Family::kTiles * kNumFp8Clusters;
+  static constexpr int kChoices = Family::kTiles * kNumSm90Clusters;
 
   int tile;
   int cluster;
@@ -80,17 +80,17 @@ struct Sm90GemmChoice {
 
   // `number` is below kChoices.
   static constexpr Sm90GemmChoice of(int number) {
-    return {number / kNumFp8Clusters, number % kNumFp8Clusters, 0.0};
+    return {number / kNumSm90Clusters, number % kNumSm90Clusters, 0.0};
   }
-  constexpr int number() const { return tile * kNumFp8Clusters + cluster; }
-  constexpr const Fp8TileShape& shape() const { return Family::tile(tile); }
-  constexpr const Fp8ClusterShape& clusters() const { return kFp8Clusters[cluster]; }
+  constexpr int number() const { return tile * kNumSm90Clusters + cluster; }
+  constexpr const Sm90TileShape& shape() const { return Family::tile(tile); }
+  constexpr const Sm90ClusterShape& clusters() const { return kSm90Clusters[cluster]; }
 };
 
 struct Fp8GemmFamily {
   using Costs = Fp8GemmCosts;
   static constexpr int kTiles = kNumFp8Tiles, kElementBytes = 1;
-  static constexpr const Fp8TileShape& tile(int index) { return kFp8Tiles[index]; }
+  static constexpr const Sm90TileShape& tile(int index) { return kFp8Tiles[index]; }
 };
 using Fp8GemmChoice = Sm90GemmChoice<Fp8GemmFamily>;
 
@@ -121,14 +121,14 @@ constexpr bool is_legal(const Choice& choice, TokenGroups kind) {
 }
 
 // The most units that a launch has: kernels count them, and a cluster adds its step, in 32 bits.
-constexpr int64_t kMostFp8Units = int64_t(1) << 30;
+constexpr int64_t kMostGemmUnits = int64_t(1) << 30;
 
 // Units, the tiles of a cluster, of a group.
-struct Fp8GemmUnits {
+struct Sm90GemmUnits {
   int tokens, columns;
 
   template <typename Choice>
-  constexpr Fp8GemmUnits(const Choice& choice, int tokens_of_group, int all_columns)
+  constexpr Sm90GemmUnits(const Choice& choice, int tokens_of_group, int all_columns)
       : tokens(ceil_div(
             tokens_of_group,
             choice.shape().tokens() * (choice.clusters().use == ClusterUse::shares_b ? 2 : 1))),
@@ -145,11 +145,11 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
                         const typename Choice::Family::Costs& costs = {}) {
   constexpr int kElementBytes = Choice::Family::kElementBytes;
   constexpr int kBlock = 128 / kElementBytes;  // of the depth, 128 bytes
-  const Fp8TileShape& tile = choice.shape();
-  const Fp8ClusterShape& cluster = choice.clusters();
+  const Sm90TileShape& tile = choice.shape();
+  const Sm90ClusterShape& cluster = choice.clusters();
   const bool shares = cluster.use == ClusterUse::shares_a || cluster.use == ClusterUse::shares_b;
   const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
-  const Fp8GemmUnits units(choice, problem.tokens, problem.columns);
+  const Sm90GemmUnits units(choice, problem.tokens, problem.columns);
   const double ctas = double(problem.groups) * units.tokens * units.columns * cluster.ctas;
   // A cluster lies in one GPC, of whose SMs some are left over.
   const double used = cluster.ctas == 8 ? costs.used_by_8 : cluster.ctas == 4 ? costs.used_by_4 : 1;

@@ -99,7 +99,7 @@ class Fp8GemmConsumer {
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
   // In the storage, the scales come behind the barriers, which are a multiple of 16 bytes.
   static constexpr int kScalesOffset =
-      Fp8GemmBuffers<Tile>::kStorageOffset + int(sizeof(PipelineBarriers<Tile::kStages>));
+      Sm90GemmBuffers<Tile>::kStorageOffset + int(sizeof(PipelineBarriers<Tile::kStages>));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
@@ -112,7 +112,7 @@ class Fp8GemmConsumer {
  public:
   __device__ __forceinline__ Fp8GemmConsumer(const Sm90GemmParams& params,
                                              Fp8GemmStorage<Tile>& shared,
-                                             Fp8GemmBuffers<Tile> buffers)
+                                             Sm90GemmBuffers<Tile> buffers)
       : params_(params),
         shared_(shared),
         blocks_(DepthRange(params).count()),
@@ -274,7 +274,7 @@ class Fp8GemmConsumer {
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
     const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart),
-                                            base_ + Fp8GemmBuffers<Tile>::kWarpBufferOffset);
+                                            base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
       epilogue.write_sum_of_cluster(base_, sums[kPart]);
     } else {

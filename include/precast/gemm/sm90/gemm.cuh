@@ -46,7 +46,7 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
   cudaError_t error = prepare_gemm<Tile>(params, choice, DType::e4m3,
                                          has_groups_of_a ? p.groups : 1, p.groups, sms);
   if (error != cudaSuccess) return error;
-  constexpr int kBytes = Fp8GemmBuffers<Tile>::kBytes;
+  constexpr int kBytes = Sm90GemmBuffers<Tile>::kBytes;
   static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
   error = launch_gemm_ctas<Tile>(Fp8GemmKernel<T, Tile>, kBytes, enable_pdl, stream, params);
   if (params.cluster_ctas == 1 || !is_cluster_too_large(error)) return error;
@@ -62,7 +62,7 @@ cudaError_t launch_fp8_gemm(const Fp8GemmParams& p, const Fp8GemmChoice& choice,
   if constexpr (kTile == kNumFp8Tiles) {
     return cudaErrorInvalidValue;
   } else {
-    constexpr Fp8TileShape kShape = kFp8Tiles[kTile];
+    constexpr Sm90TileShape kShape = kFp8Tiles[kTile];
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
         using Tile = Fp8GemmTile<kShape.rows, kShape.columns, kSwapped>;

@@ -66,7 +66,7 @@ cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, 
   const int64_t units = int64_t(params.token_units) * params.column_units *
                         (p.kind == TokenGroups::equal ? p.groups : 1);
   params.staggers = use != ClusterUse::splits_k && units > params.clusters;
-  constexpr int kBytes = Fp8GemmBuffers<Tile, Gemm16Storage<Tile>>::kBytes;
+  constexpr int kBytes = Sm90GemmBuffers<Tile, Gemm16Storage<Tile>>::kBytes;
   static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
   error = launch_gemm_ctas<Tile>(Gemm16Kernel<A, T, Tile>, kBytes, enable_pdl, stream, params);
   if (params.cluster_ctas == 1 || !is_cluster_too_large(error)) return error;
@@ -82,7 +82,7 @@ cudaError_t launch_gemm16(const GemmParams& p, const Gemm16Choice& choice, int s
   if constexpr (kTile == Gemm16Family::kTiles) {
     return cudaErrorInvalidValue;
   } else {
-    constexpr Fp8TileShape kShape = Gemm16Family::tile(kTile);
+    constexpr Sm90TileShape kShape = Gemm16Family::tile(kTile);
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
         using Tile = Gemm16Tile<kShape.rows, kShape.columns, kSwapped, kShape.ctas>;

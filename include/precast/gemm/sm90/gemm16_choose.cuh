@@ -8,7 +8,7 @@
 namespace precast {
 
 // The index is that of Gemm16Choice::tile, which tests and tuning tables know.
-constexpr Fp8TileShape kGemm16Tiles[] = {
+constexpr Sm90TileShape kGemm16Tiles[] = {
     {128, 256, false}, {128, 192, false}, {128, 128, false}, {128, 64, true, 1}, {64, 128, true, 2},
     {64, 64, true, 2}, {64, 32, true, 2}, {64, 16, true, 2}, {64, 16, true, 3},  {64, 64, true, 3},
 };
@@ -16,7 +16,7 @@ constexpr Fp8TileShape kGemm16Tiles[] = {
 struct Gemm16Family {
   using Costs = Gemm16Costs;
   static constexpr int kTiles = sizeof(kGemm16Tiles) / sizeof(kGemm16Tiles[0]), kElementBytes = 2;
-  static constexpr const Fp8TileShape& tile(int index) { return kGemm16Tiles[index]; }
+  static constexpr const Sm90TileShape& tile(int index) { return kGemm16Tiles[index]; }
 };
 using Gemm16Choice = Sm90GemmChoice<Gemm16Family>;
 

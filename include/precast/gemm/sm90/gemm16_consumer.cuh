@@ -27,7 +27,7 @@ class Gemm16Consumer {
 
  public:
   __device__ __forceinline__ Gemm16Consumer(const Params& params, Storage& shared,
-                                            Fp8GemmBuffers<Tile, Storage> buffers)
+                                            Sm90GemmBuffers<Tile, Storage> buffers)
       : params_(params),
         shared_(shared),
         blocks_(DepthRange(params).count()),

@@ -7,8 +7,8 @@
 // has left it, in both CTAs if these share one.
 #pragma once
 
+#include "precast/gemm/sm90/copy_operand.cuh"
 #include "precast/gemm/sm90/gemm16_tile.cuh"
-#include "precast/gemm/sm90/scheduler.cuh"
 
 namespace precast {
 
@@ -23,48 +23,24 @@ class Gemm16Producer {
   static __device__ __forceinline__ uint32_t arrivals(const Params&) { return 2; }
 
   __device__ __forceinline__ Gemm16Producer(const Params& params, Storage& shared,
-                                            Fp8GemmBuffers<Tile, Storage> buffers)
+                                            Sm90GemmBuffers<Tile, Storage> buffers)
       : params_(params), shared_(shared), buffers_(buffers) {}
 
   __device__ __forceinline__ void run(int warp) {
-    if (warp == 0) copy_operand<false>();
-    if (warp == 2) copy_operand<true>();
+    constexpr int kBlock = Tile::kRowBytes / 2;  // of the depth
+    if (warp == 0) {
+      copy_operand<Tile, false, kBlock>(params_, shared_, buffers_, params_.a_group_step);
+    }
+    if (warp == 2) {
+      copy_operand<Tile, true, kBlock>(params_, shared_, buffers_, params_.b_group_step);
+    }
     __syncwarp();
   }
 
  private:
-  template <bool kWeight>
-  __device__ __forceinline__ void copy_operand() {
-    constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
-    constexpr int kBlock = Tile::kRowBytes / 2;  // of the depth
-    PipelineState<Tile::kStages> state;
-    GemmScheduler<Tile, Params> scheduler(params_);
-    const DepthRange depth(params_);
-    const bool is_shared = params_.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
-    const int step = kWeight ? params_.b_group_step : params_.a_group_step;
-    const TensorMap* map = kWeight ? &params_.b : &params_.a;
-    const bool is_chosen = elect_lane();
-    for (GemmTile tile; scheduler.next(tile);) {
-      const int row = kWeight ? tile.column : tile.token;
-      const int group = step * (kWeight ? tile.b_group : tile.a_group);
-#pragma unroll 1
-      for (int block = depth.begin; block < depth.end; ++block) {
-        if (is_chosen) {
-          shared_.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
-          uint64_t* full = &shared_.stages.full[state.stage];
-          mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
-          copy_operand_rows<Tile, kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
-                                                                    : buffers_.columns(state.stage),
-                                          map, full, is_shared, block * kBlock, row, group);
-        }
-        state.advance();
-      }
-    }
-  }
-
   const Params& params_;
   Storage& shared_;
-  Fp8GemmBuffers<Tile, Storage> buffers_;
+  Sm90GemmBuffers<Tile, Storage> buffers_;
 };
 
 #endif  // __CUDACC__

@@ -16,7 +16,7 @@ namespace precast {
 template <typename Tile, typename Storage, typename Producer, typename Consumer, typename Epilogue,
           typename Params>
 __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char* smem) {
-  using Buffers = Fp8GemmBuffers<Tile, Storage>;
+  using Buffers = Sm90GemmBuffers<Tile, Storage>;
   const Buffers buffers = {shared_address(smem)};
   auto& shared = *reinterpret_cast<Storage*>(smem + Buffers::kStorageOffset);
   const bool splits_k = params.use == ClusterUse::splits_k;
@@ -72,12 +72,12 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
 }
 
 // Fills what all launches have, from the problem params.p. The maps have so many groups of `a` and
-// of `b`. Returns cudaErrorInvalidValue if there are more than kMostFp8Units units.
+// of `b`. Returns cudaErrorInvalidValue if there are more than kMostGemmUnits units.
 template <typename Tile, typename Choice, typename Params>
 cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int a_groups,
                          int b_groups, int sms) {
   const auto& p = params.p;
-  const Fp8ClusterShape& cluster = choice.clusters();
+  const Sm90ClusterShape& cluster = choice.clusters();
   const bool shares_a = cluster.use == ClusterUse::shares_a;
   const bool shares_b = cluster.use == ClusterUse::shares_b;
   cudaError_t error = encode_gemm_matrix(params.a, dtype, p.a, a_groups, p.tokens, p.depth,
@@ -86,7 +86,7 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
   error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.columns, p.depth,
                              shares_b ? Tile::kWeights / 2 : Tile::kWeights);
   if (error != cudaSuccess) return error;
-  const Fp8GemmUnits units(choice, p.tokens, p.columns);
+  const Sm90GemmUnits units(choice, p.tokens, p.columns);
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
   const int blocks = ceil_div(p.depth, 128 / Choice::Family::kElementBytes);
@@ -102,7 +102,7 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
       int64_t(units.columns) * (p.kind == TokenGroups::blocks   ? units.tokens
                                 : p.kind == TokenGroups::ranges ? units.tokens + p.groups
                                                                 : int64_t(units.tokens) * p.groups);
-  if (tiles > kMostFp8Units) return cudaErrorInvalidValue;
+  if (tiles > kMostGemmUnits) return cudaErrorInvalidValue;
   int64_t clusters = tiles;
   if (cluster.use != ClusterUse::splits_k) {
     clusters = std::min<int64_t>(clusters, std::max(1, sms * Tile::kCtasPerSm / cluster.ctas));

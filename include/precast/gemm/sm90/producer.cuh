@@ -12,8 +12,7 @@
 
 #include "precast/core/cp_async.cuh"
 #include "precast/core/sm90/bulk_copy.cuh"
-#include "precast/gemm/sm90/scheduler.cuh"
-#include "precast/gemm/sm90/tile.cuh"
+#include "precast/gemm/sm90/copy_operand.cuh"
 
 namespace precast {
 
@@ -30,12 +29,12 @@ class Fp8GemmProducer {
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
                                              Fp8GemmStorage<Tile>& shared,
-                                             Fp8GemmBuffers<Tile> buffers)
+                                             Sm90GemmBuffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) {
-      copy_operand<false>();
+      copy_operand<Tile, false, kFp8Block>(params_, shared_, buffers_, 1);
     } else if (warp == 1) {
       if (p_.a_scale.packed) {
         unpack_scales();
@@ -43,39 +42,12 @@ class Fp8GemmProducer {
         copy_scales();
       }
     } else if (warp == 2) {
-      copy_operand<true>();
+      copy_operand<Tile, true, kFp8Block>(params_, shared_, buffers_, 1);
     }
     __syncwarp();
   }
 
  private:
-  template <bool kWeight>
-  __device__ __forceinline__ void copy_operand() {
-    constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
-    PipelineState<Tile::kStages> state;
-    GemmScheduler<Tile> scheduler(params_);
-    const DepthRange depth(params_);
-    const bool is_shared = params_.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
-    const TensorMap* map = kWeight ? &params_.b : &params_.a;
-    const bool is_chosen = elect_lane();
-    for (GemmTile tile; scheduler.next(tile);) {
-      const int row = kWeight ? tile.column : tile.token;
-      const int group = kWeight ? tile.b_group : tile.a_group;
-#pragma unroll 1
-      for (int block = depth.begin; block < depth.end; ++block) {
-        if (is_chosen) {
-          shared_.stages.wait_empty(state, "an empty stage for an operand");
-          uint64_t* full = &shared_.stages.full[state.stage];
-          mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
-          copy_operand_rows<Tile, kCount>(kWeight == Tile::kSwapped ? buffers_.rows(state.stage)
-                                                                    : buffers_.columns(state.stage),
-                                          map, full, is_shared, block * kFp8Block, row, group);
-        }
-        state.advance();
-      }
-    }
-  }
-
   __device__ __forceinline__ void copy_scales() {
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
@@ -200,7 +172,7 @@ class Fp8GemmProducer {
   const Sm90GemmParams& params_;
   const Fp8GemmParams& p_;
   Fp8GemmStorage<Tile>& shared_;
-  Fp8GemmBuffers<Tile> buffers_;
+  Sm90GemmBuffers<Tile> buffers_;
 };
 
 #endif  // __CUDACC__

@@ -23,19 +23,6 @@ __device__ __forceinline__ int cta_to_release(ClusterUse use) {
 // takes its descriptors from uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
-// Copies kCount rows of an operand by TMA; if two CTAs share them, this one's half to both.
-template <typename Tile, int kCount>
-__device__ __forceinline__ void copy_operand_rows(uint32_t target, const TensorMap* map,
-                                                  uint64_t* full, bool is_shared, int k, int row,
-                                                  int group) {
-  if (is_shared) {
-    const int half = static_cast<int>(cluster_rank()) * (kCount / 2);
-    copy_box_to_ctas(target + half * Tile::kRowBytes, map, full, 3, k, row + half, group);
-  } else {
-    copy_box(target, map, full, k, row, group);
-  }
-}
-
 struct GemmTile {
   int a_group, b_group;
   int token, token_end;  // the tile's first token in `a`, and the end of its group

@@ -20,7 +20,7 @@ namespace precast {
 #if defined(PRECAST_SM)
 
 // kStageExtra are bytes that a stage has besides the operands, kReserved those that no stage has,
-// kCtas as in Fp8TileShape.
+// kCtas as in Sm90TileShape.
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kStageExtra = 0, int kReserved = 0,
           int kCtas = 0>
 struct Sm90GemmTile {
@@ -34,7 +34,7 @@ struct Sm90GemmTile {
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kCtasPerSm = Fp8TileShape{kRows, kColumns, kSwapped, kCtas}.ctas_per_sm();
+  static constexpr int kCtasPerSm = Sm90TileShape{kRows, kColumns, kSwapped, kCtas}.ctas_per_sm();
   // Of a thread, once the warpgroups have exchanged some.
   static constexpr int kProducerRegisters = kConsumers == 1 && kCtasPerSm <= 2 ? 56 : 40;
   static constexpr int kConsumerRegisters = kCtasPerSm == 1   ? 232
@@ -87,7 +87,7 @@ struct Fp8GemmStorage {
 // Addresses in dynamic shared memory, which starts at a multiple of 1024 bytes: the stages, the
 // buffers of the consumer warps, then the storage.
 template <typename Tile, typename Storage = Fp8GemmStorage<Tile>>
-struct Fp8GemmBuffers {
+struct Sm90GemmBuffers {
   static constexpr int kWarpBufferOffset = Tile::kStages * Tile::kStageBytes;
   static constexpr int kStorageOffset =
       kWarpBufferOffset + Tile::kConsumerWarps * Tile::kWarpBufferBytes;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a producer warp of the GEMMs for sm_90a copies an operand by TMA.
+#pragma once
+
+#include "precast/gemm/sm90/scheduler.cuh"
+#include "precast/gemm/sm90/tile.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// Copies kCount rows of an operand by TMA; if two CTAs share them, this one's half to both.
+template <typename Tile, int kCount>
+__device__ __forceinline__ void copy_operand_rows(uint32_t target, const TensorMap* map,
+                                                  uint64_t* full, bool is_shared, int k, int row,
+                                                  int group) {
+  if (is_shared) {
+    const int half = static_cast<int>(cluster_rank()) * (kCount / 2);
+    copy_box_to_ctas(target + half * Tile::kRowBytes, map, full, 3, k, row + half, group);
+  } else {
+    copy_box(target, map, full, k, row, group);
+  }
+}
+
+// Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
+// the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
+template <typename Tile, bool kWeight, int kBlock, typename Params, typename Storage,
+          typename Buffers>
+__device__ __forceinline__ void copy_operand(const Params& params, Storage& shared,
+                                             const Buffers& buffers, int group_step) {
+  constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
+  PipelineState<Tile::kStages> state;
+  GemmScheduler<Tile, Params> scheduler(params);
+  const DepthRange depth(params);
+  const bool is_shared = params.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
+  const TensorMap* map = kWeight ? &params.b : &params.a;
+  const bool is_chosen = elect_lane();
+  for (GemmTile tile; scheduler.next(tile);) {
+    const int row = kWeight ? tile.column : tile.token;
+    const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
+#pragma unroll 1
+    for (int block = depth.begin; block < depth.end; ++block) {
+      if (is_chosen) {
+        shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
+        uint64_t* full = &shared.stages.full[state.stage];
+        mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
+        copy_operand_rows<Tile, kCount>(
+            kWeight == Tile::kSwapped ? buffers.rows(state.stage) : buffers.columns(state.stage),
+            map, full, is_shared, block * kBlock, row, group);
+      }
+      state.advance();
+    }
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast
