@@ -40,6 +40,23 @@ struct Gemm16Costs {
   double consumer[10] = {886.0, 647.0, 13.0, 164.0, 186.0, 5.1, 181.0, 26.0, 88.1, 399.0};
   double tile[10] = {1410.0, 2780.0, 1590.0, 142.0, 4950.0, 726.0, 15.5, 5.38, 82.7, 621.0};
 };
+
+// Of the GEMM of e4m3 operands with scales of rows.
+struct ScaledGemmCosts {
+  double shared_bytes = 128.0;
+  double fill_bytes = 120.0;
+  double l2_bytes = 120.0;
+  double dram_bytes = 1950.0;
+  double start = 5000.0;
+  double split_byte = 0.055;
+  double share = 0.06;
+  double used_by_4 = 0.9;
+  double used_by_8 = 0.85;
+  double missing = 0.04;
+  double split[3] = {400.0, 900.0, 1800.0};
+  double consumer[10] = {830.0, 580.0, 400.0, 400.0, 500.0, 300.0, 200.0, 150.0, 200.0, 300.0};
+  double tile[10] = {1700.0, 1500.0, 900.0, 900.0, 2000.0, 800.0, 150.0, 80.0, 80.0, 900.0};
+};
 // clang-format on
 
 }  // namespace precast
