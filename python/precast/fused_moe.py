@@ -8,10 +8,13 @@ from precast._ops.moe.fused_topk_deepseek import (
     fused_topk_deepseek_reference,
 )
 from precast._ops.moe.hash_topk import hash_topk, hash_topk_reference
+from precast._ops.moe.moe_activation import moe_activation, moe_activation_reference
 
 __all__ = [
     "fused_topk_deepseek",
     "fused_topk_deepseek_reference",
     "hash_topk",
     "hash_topk_reference",
+    "moe_activation",
+    "moe_activation_reference",
 ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from precast._base.errors import ProviderError
 from precast._base.files import read_regular
 from precast._base.progress import Progress, make_progress
-from precast._jit import cache, compiler
+from precast._jit import cache, compiler, cute_dsl
 from precast._jit.commands import Command, build_commands
 from precast._jit.jobs import max_jobs
 from precast._jit.owner import holder, sign
@@ -62,7 +62,7 @@ def build(
     Raises
     ------
     ToolchainError
-        If there is no compiler for one of the targets.
+        If there is no compiler for one of the targets, or for kernels in CuTe DSL.
     CompileError
         If a command fails. Finished modules stay, and the next run continues from there.
     ProviderError
@@ -74,6 +74,8 @@ def build(
     toolchain = find_toolchain(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
+    for spec in specs:
+        cute_dsl.require(spec)
     out_dir = out_dir.absolute()  # Compilers run in other folders.
     is_known = (out_dir / STATE_FOLDER).is_dir()
     _make_folder(out_dir)
