@@ -5,23 +5,10 @@
 #include "core/ffi_export.h"
 #include "core/number_checks.h"
 #include "core/tensor_matcher.h"
+#include "moe/row_checks.h"
 #include "precast/moe/moe_activation.cuh"
 
 namespace precast {
-
-constexpr int64_t kMaxMoeColumns = int64_t(1) << 24;
-constexpr int64_t kMaxMoeRows = 0x7fffffff;
-
-// Throws ValueError unless rows start at multiples of `bytes`.
-PRECAST_ONE_COPY void check_rows_aligned(const Arg& arg, int64_t bytes) {
-  const TensorView& t = arg.tensor;
-  const int64_t item = t.dtype().bits / 8;
-  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(t)) % bytes == 0 &&
-                    (t.size(0) <= 1 || t.stride(0) * item % bytes == 0),
-                ValueError)
-      << arg.what() << "'s rows must start at multiples of " << bytes << " bytes, got strides "
-      << to_string(t.strides()) << "; call .clone()";
-}
 
 // Checks the arguments and calls launch(params, stream), unless there is no row.
 template <typename Launch>
@@ -55,8 +42,7 @@ void moe_activation_call(DType dtype, const TensorView& input, const OptionalTen
   if (rows == 0 || columns == 0) return;
   check_rows_aligned(in, kVecBytes);
   check_rows_aligned(codes, kVecBytes / 2);
-  PRECAST_CHECK(rows <= kMaxMoeRows, ValueError)
-      << in.what() << " must have at most " << kMaxMoeRows << " rows, got " << rows;
+  check_row_count(in, rows);
   const ItemPlan plan = plan_items(static_cast<uint32_t>(rows), columns, kVecBytes / 2);
   PRECAST_CHECK(plan.fits, ValueError)
       << in.what() << " must have at most " << kMaxItems << " items of " << kVecBytes

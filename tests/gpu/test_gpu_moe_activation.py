@@ -10,30 +10,20 @@ from typing import Any
 import pytest
 import torch
 from block_calls import FILL, Buffer
+from moe_backends import BACKENDS, usable
 
 import precast
-from precast.errors import MissingKernelError
 from precast.fused_moe import moe_activation_reference
 from precast.testing import assert_close
 
-BACKENDS = ("cuda", "cute_dsl")
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend that this GPU has, and that is prebuilt here or can be compiled."""
-    name: str = request.param
-    major, minor = torch.cuda.get_device_capability()
-    if not precast.moe_activation.is_backend_supported(name, 10 * major + minor):
-        pytest.skip(f"no kernel of {name} for this GPU")
-    try:
-        precast.moe_activation(torch.ones(1, 256, device="cuda").bfloat16(), backend=name)
-    except MissingKernelError as error:
-        if name == "cuda":
-            raise
-        pytest.skip(f"neither prebuilt nor compiled here: {error}")
-    return name
+    x = torch.ones(1, 256, device="cuda").bfloat16()
+    op = precast.moe_activation
+    return usable(op, request.param, lambda: op(x, backend=request.param))
 
 
 class Call:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32, Uint64
-from cutlass.cute.runtime import make_ptr
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-DTYPES = {"f16": cutlass.Float16, "bf16": cutlass.BFloat16}
+from precast.cute_dsl.common import DTYPES, divide, pointer
+
 GROUP = 128
 LARGEST = 448.0
 LOG2_E = 1.4426950408889634
@@ -100,7 +100,7 @@ class MoeActivation:
         out_stride: Int64,
         scale_stride: Int64,
         columns: Int32,
-        reciprocal: Int64,  # of per_row, times 2^64; 0 stands for that of 1
+        reciprocal: Int64,  # of per_row
         per_row: Int32,  # items of a row
         items: Int32,
         eps: Float32,
@@ -111,13 +111,7 @@ class MoeActivation:
         exists = item < Uint32(items)
         if not exists:
             item = Uint32(0)
-        row = cute.arch.inline_ptx(
-            "mul.hi.u64 {$w0}, {$r0}, {$r1};",
-            write_only_types=[Uint64],
-            read_only_args=[Uint64(item), Uint64(reciprocal)],
-        ).to(Uint32)
-        if reciprocal == 0:
-            row = item
+        row = divide(item, reciprocal)
         column = Int64(item - row * Uint32(per_row)) * self.size
         row = Int64(row)
 
@@ -166,10 +160,6 @@ class MoeActivation:
 
 def kernels(dtype: str) -> dict[str, tuple[object, tuple[object, ...]]]:
     """What a module is compiled from: kernels by name, each with arguments of the right types."""
-
-    def pointer(kind: type, alignment: int) -> cute.Pointer:
-        return make_ptr(kind, 0, cute.AddressSpace.gmem, assumed_align=alignment)
-
     arguments = (
         pointer(DTYPES[dtype], 16),
         pointer(Int32, 4),
