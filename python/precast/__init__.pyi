@@ -113,6 +113,8 @@ from precast._ops.mla.wrapper import (
 )
 from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
 from precast._ops.moe.hash_topk import hash_topk as hash_topk
+from precast._ops.moe.moe_activation import moe_activation as moe_activation
+from precast._ops.moe.moe_finalize import moe_finalize as moe_finalize
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
