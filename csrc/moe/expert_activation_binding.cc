@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tvm-ffi entry point of the function between the two products of an expert.
+// tvm-ffi entry points of the function between the two products of an expert.
 #include "core/ffi_export.h"
 #include "moe/expert_checks.h"
 #include "precast/moe/expert_activation.cuh"
@@ -30,34 +30,44 @@ bool is_function(int64_t number) {
   return false;
 }
 
-void expert_activation_entry(TensorView x, TensorView expert_offsets, TensorView row_experts,
-                             int64_t activation_type, OptionalTensor bias,
-                             OptionalTensor swiglu_alpha, OptionalTensor swiglu_beta,
-                             OptionalTensor swiglu_limit, OptionalTensor scale,
-                             OptionalTensor quant_scale, TensorView out, OptionalTensor out_scale,
-                             bool enable_pdl) {
-  const char* op = "expert_activation";
+// What all functions take.
+struct ExpertActivationCall {
+  const TensorView& x;
+  const TensorView& expert_offsets;
+  const TensorView& row_experts;
+  int64_t activation_type;
+  const OptionalTensor& bias;
+  const OptionalTensor& swiglu_alpha;
+  const OptionalTensor& swiglu_beta;
+  const OptionalTensor& swiglu_limit;
+  const OptionalTensor& scale;
+  const TensorView& out;
+};
+
+// Checks a call and launches it. `quant_scale` and `out_scale` are null unless the output is codes
+// of that kind.
+void run(const char* op, const ExpertActivationCall& call, const TensorView* quant_scale,
+         const TensorView* out_scale, bool enable_pdl) {
   const TensorMatcher match(op);
-  const TensorMatch in = match(x, "x");
-  const TensorMatch offsets = match(expert_offsets, "expert_offsets");
-  const TensorMatch experts_of = match(row_experts, "row_experts");
-  const TensorMatch to = match(out, "out");
+  const TensorMatch in = match(call.x, "x");
+  const TensorMatch offsets = match(call.expert_offsets, "expert_offsets");
+  const TensorMatch experts_of = match(call.row_experts, "row_experts");
+  const TensorMatch to = match(call.out, "out");
   in.cuda().dtype(expert_activation_dtype);
-  PRECAST_CHECK(is_function(activation_type), ValueError)
-      << op << ": activation_type must be one of 0 to 6, 8 and 9, got " << activation_type;
+  PRECAST_CHECK(is_function(call.activation_type), ValueError)
+      << op << ": activation_type must be one of 0 to 6, 8 and 9, got " << call.activation_type;
   ExpertActivationParams params = {};
-  params.function = static_cast<ExpertFunction>(activation_type);
+  params.function = static_cast<ExpertFunction>(call.activation_type);
   const int64_t parts = is_gated(params.function) ? 2 : 1;
-  const bool is_scaled = out_scale.has_value();
-  const int64_t multiple = is_scaled ? kExpertGroup : kExpertColumns;
+  const int64_t multiple = out_scale != nullptr ? kExpertGroup : kExpertColumns;
   check_expert_matrix(in, parts * multiple, false);
-  const int64_t rows = x.size(0), inputs = x.size(1), columns = inputs / parts;
+  const int64_t rows = call.x.size(0), inputs = call.x.size(1), columns = inputs / parts;
   offsets.same_device(in).dtype(kInt32).rank(1, 1).contiguous();
-  const int64_t experts = expert_offsets.size(0) - 1;
+  const int64_t experts = call.expert_offsets.size(0) - 1;
   PRECAST_CHECK(experts >= 0 && experts <= kMostExpertRows, ValueError)
       << op << ": expert_offsets must have at least one element, got shape [0]";
   experts_of.same_device(in).dtype(kInt32).shape({rows}).contiguous();
-  params.bias = match.optional<void>(bias, "bias", [&](const TensorMatch& with) {
+  params.bias = match.optional<void>(call.bias, "bias", [&](const TensorMatch& with) {
     const Arg& arg = with;
     with.same_device(in);
     PRECAST_CHECK(has_dtype(arg, DType::bf16) || has_dtype(arg, DType::f16), ValueError)
@@ -71,62 +81,102 @@ void expert_activation_entry(TensorView x, TensorView expert_offsets, TensorView
       numbers.same_device(in).dtype(DType::f32).shape({experts}).contiguous();
     });
   };
-  params.alpha = of_experts(swiglu_alpha, "swiglu_alpha");
-  params.beta = of_experts(swiglu_beta, "swiglu_beta");
-  params.limit = of_experts(swiglu_limit, "swiglu_limit");
-  params.scale = of_experts(scale, "scale");
-  params.quant_scale =
-      match.optional<const float>(quant_scale, "quant_scale", [&](const TensorMatch& by) {
-        const TensorView& t = static_cast<const Arg&>(by).tensor;
-        by.same_device(in).dtype(DType::f32).rank(0, 1);
-        params.quant_scale_is_each = t.ndim() == 1 && t.size(0) != 1;
-        if (params.quant_scale_is_each) by.shape({experts});
-        by.contiguous();
-      });
-  const bool is_codes = quant_scale.has_value();
-  PRECAST_CHECK(!(is_codes && is_scaled), ValueError)
-      << op << ": quant_scale must be None with out_scale, which the call computes";
-  to.same_device(in).dtype(is_codes || is_scaled ? DType::e4m3 : expert_activation_dtype);
+  params.alpha = of_experts(call.swiglu_alpha, "swiglu_alpha");
+  params.beta = of_experts(call.swiglu_beta, "swiglu_beta");
+  params.limit = of_experts(call.swiglu_limit, "swiglu_limit");
+  params.scale = of_experts(call.scale, "scale");
+  ExpertOutput output = ExpertOutput::numbers;
+  const TensorMemory codes_by = quant_scale != nullptr
+                                    ? TensorMemory(op, "quant_scale", *quant_scale)
+                                    : TensorMemory(op, "quant_scale", nullptr, 0);
+  const TensorMemory scales_to = out_scale != nullptr ? TensorMemory(op, "out_scale", *out_scale)
+                                                      : TensorMemory(op, "out_scale", nullptr, 0);
+  if (quant_scale != nullptr) {
+    output = ExpertOutput::codes;
+    const TensorMatch by = match(*quant_scale, "quant_scale");
+    by.same_device(in).dtype(DType::f32);
+    params.quant_scale_is_each = quant_scale->numel() != 1;
+    if (params.quant_scale_is_each) by.shape({experts});
+    by.contiguous();
+    params.quant_scale = by.data<const float>();
+  }
+  to.same_device(in).dtype(output == ExpertOutput::numbers && out_scale == nullptr
+                               ? expert_activation_dtype
+                               : DType::e4m3);
   check_expert_matrix(to, multiple, true);
   to.shape({rows, columns}).elements_apart();
-  params.out_scale = match.optional<float>(out_scale, "out_scale", [&](const TensorMatch& scales) {
-    const TensorView& t = static_cast<const Arg&>(scales).tensor;
+  if (out_scale != nullptr) {
+    output = ExpertOutput::scaled_codes;
+    const TensorMatch scales = match(*out_scale, "out_scale");
     check_group_scales(scales, in, rows, columns);
-    params.scale_row_stride = t.stride(0);
-    params.scale_group_stride = t.stride(1);
-  });
-  check_written({TensorMemory(to), {op, "out_scale", out_scale}},
-                {TensorMemory(in),
-                 TensorMemory(offsets),
-                 TensorMemory(experts_of),
-                 {op, "bias", bias},
-                 {op, "swiglu_alpha", swiglu_alpha},
-                 {op, "swiglu_beta", swiglu_beta},
-                 {op, "swiglu_limit", swiglu_limit},
-                 {op, "scale", scale},
-                 {op, "quant_scale", quant_scale}});
+    params.out_scale = scales.data<float>();
+    params.scale_row_stride = out_scale->stride(0);
+    params.scale_group_stride = out_scale->stride(1);
+  }
+  check_written({TensorMemory(to), scales_to}, {TensorMemory(in),
+                                                TensorMemory(offsets),
+                                                TensorMemory(experts_of),
+                                                codes_by,
+                                                {op, "bias", call.bias},
+                                                {op, "swiglu_alpha", call.swiglu_alpha},
+                                                {op, "swiglu_beta", call.swiglu_beta},
+                                                {op, "swiglu_limit", call.swiglu_limit},
+                                                {op, "scale", call.scale}});
   check_expert_items(in, rows, columns, kExpertColumns);
   if (rows == 0 || columns == 0 || experts == 0) return;
 
-  params.x = data_of(x);
+  params.x = data_of(call.x);
   params.offsets = offsets.data<const int32_t>();
   params.row_experts = experts_of.data<const int32_t>();
-  params.out = data_of(out);
-  params.x_stride = x.stride(0);
-  params.out_stride = out.stride(0);
+  params.out = data_of(call.out);
+  params.x_stride = call.x.stride(0);
+  params.out_stride = call.out.stride(0);
   params.rows = static_cast<uint32_t>(rows);
   params.experts = static_cast<int>(experts);
   params.columns = columns;
-  const ExpertOutput output = is_scaled  ? ExpertOutput::scaled_codes
-                              : is_codes ? ExpertOutput::codes
-                                         : ExpertOutput::numbers;
   launch_on(in, [&](cudaStream_t stream) {
     return expert_activation(params, output, enable_pdl, stream);
   });
 }
 
+void expert_activation_entry(TensorView x, TensorView expert_offsets, TensorView row_experts,
+                             int64_t activation_type, OptionalTensor bias,
+                             OptionalTensor swiglu_alpha, OptionalTensor swiglu_beta,
+                             OptionalTensor swiglu_limit, OptionalTensor scale, TensorView out,
+                             bool enable_pdl) {
+  run("expert_activation",
+      {x, expert_offsets, row_experts, activation_type, bias, swiglu_alpha, swiglu_beta,
+       swiglu_limit, scale, out},
+      nullptr, nullptr, enable_pdl);
+}
+
+void expert_activation_quant_entry(TensorView x, TensorView expert_offsets, TensorView row_experts,
+                                   TensorView quant_scale, int64_t activation_type,
+                                   OptionalTensor bias, OptionalTensor swiglu_alpha,
+                                   OptionalTensor swiglu_beta, OptionalTensor swiglu_limit,
+                                   OptionalTensor scale, TensorView out, bool enable_pdl) {
+  run("expert_activation_quant",
+      {x, expert_offsets, row_experts, activation_type, bias, swiglu_alpha, swiglu_beta,
+       swiglu_limit, scale, out},
+      &quant_scale, nullptr, enable_pdl);
+}
+
+void expert_activation_block_quant_entry(TensorView x, TensorView expert_offsets,
+                                         TensorView row_experts, int64_t activation_type,
+                                         OptionalTensor bias, OptionalTensor swiglu_alpha,
+                                         OptionalTensor swiglu_beta, OptionalTensor swiglu_limit,
+                                         OptionalTensor scale, TensorView out, TensorView out_scale,
+                                         bool enable_pdl) {
+  run("expert_activation_block_quant",
+      {x, expert_offsets, row_experts, activation_type, bias, swiglu_alpha, swiglu_beta,
+       swiglu_limit, scale, out},
+      nullptr, &out_scale, enable_pdl);
+}
+
 }  // namespace
 
 PRECAST_EXPORT(expert_activation, expert_activation_entry)
+PRECAST_EXPORT(expert_activation_quant, expert_activation_quant_entry)
+PRECAST_EXPORT(expert_activation_block_quant, expert_activation_block_quant_entry)
 
 }  // namespace precast

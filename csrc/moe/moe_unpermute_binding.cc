@@ -14,8 +14,8 @@ cudaError_t moe_unpermute(const MoeUnpermuteParams& params, bool enable_pdl, cud
 namespace {
 
 void moe_unpermute_entry(TensorView x, TensorView permuted_rows, OptionalTensor weights,
-                         OptionalTensor row_experts, OptionalTensor scale, OptionalTensor bias,
-                         TensorView out, bool enable_pdl) {
+                         OptionalTensor row_experts, OptionalTensor scale, TensorView out,
+                         OptionalTensor bias, bool enable_pdl) {
   const char* op = "moe_unpermute";
   const TensorMatcher match(op);
   const TensorMatch in = match(x, "x");
