@@ -240,7 +240,8 @@ def recorded() -> dict[str, list[Call]]:
 
 def has_calls_of_function(kernel: Kernel) -> bool:
     """Whether it is a second kernel of a public function, which reference mode never chooses."""
-    return kernel.op in ("fp8_gemm_sm90", "gemm_sm90") or kernel.op.endswith(CUTE_DSL)
+    gemms = ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90")
+    return kernel.op in gemms or kernel.op.endswith(CUTE_DSL)
 
 
 def column_major(kernel: Kernel, recorded: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

@@ -273,7 +273,7 @@ class Fp8GemmConsumer {
   // Why templates: the compiler does not unroll a loop of this size.
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
-    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart),
+    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart), {},
                                             base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
       epilogue.write_sum_of_cluster(base_, sums[kPart]);
