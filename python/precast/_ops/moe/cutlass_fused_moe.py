@@ -151,11 +151,15 @@ def _fill(made: dict[str, Any]) -> None:
             "fc1_size": Const("", value="2 * intermediate_size"),
         },
         inputs={
-            "input": Tensor(["num_tokens", "hidden_size"]),
+            "input": Tensor(["num_tokens", "hidden_size"], dtype="bfloat16"),
             "token_selected_experts": Tensor(["num_tokens", "topk"], dtype="int32"),
             "token_final_scales": Tensor(["num_tokens", "topk"], dtype="float32"),
-            "fc1_expert_weights": Tensor(["num_local_experts", "fc1_size", "hidden_size"]),
-            "fc2_expert_weights": Tensor(["num_local_experts", "hidden_size", "intermediate_size"]),
+            "fc1_expert_weights": Tensor(
+                ["num_local_experts", "fc1_size", "hidden_size"], dtype="bfloat16"
+            ),
+            "fc2_expert_weights": Tensor(
+                ["num_local_experts", "hidden_size", "intermediate_size"], dtype="bfloat16"
+            ),
         },
         outputs={"output": Tensor(["num_tokens", "hidden_size"], dtype="bfloat16")},
         reference=cutlass_fused_moe_reference,
