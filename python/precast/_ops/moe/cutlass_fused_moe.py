@@ -60,15 +60,17 @@ def _check_scales(
             f"{_NAME}: quant_scales must hold {count} tensors for this mode, got {len(given)}"
         )
     experts = sizes.experts
+    shapes: list[tuple[int, ...]]
     if mode is Mode.FP8_BLOCKS:
         shapes = [
             (experts, -(-sizes.inputs // GROUP), sizes.hidden // GROUP),
             (experts, sizes.hidden // GROUP, sizes.inter // GROUP),
         ]
     else:
-        each = (experts,)
-        second = each if given[1].dim() else ()
-        shapes = [each, second, each, tuple(given[3].shape) if given[3].numel() == 1 else ()]
+        # The second is one number, or one of each expert; the last is not read.
+        second = (experts,) if given[1].numel() != 1 else tuple(given[1].shape)
+        last = tuple(given[3].shape) if given[3].numel() == 1 else ()
+        shapes = [(experts,), second, (experts,), last]
     for i, (scale, shape) in enumerate(zip(given, shapes, strict=True)):
         check_tensor(_NAME, f"quant_scales[{i}]", scale, x, torch.float32, *shape)
     return given
