@@ -24,6 +24,7 @@ from precast._ops.moe._experts import (
     check_sizes,
     check_tensor,
     function_of,
+    known_layout,
     mode_of,
     scratch_layout,
     scratch_of,
@@ -385,7 +386,9 @@ def cutlass_fused_moe(
     scales = _check_scales(quant_scales, x, mode, sizes)
     if output is None:
         output = x.new_empty(tokens, hidden, dtype=output_dtype)
-    layout, total = scratch_layout(mode, x.dtype, output_dtype, sizes)
+    # torch.compile traces no function that remembers.
+    plan = scratch_layout if torch.compiler.is_compiling() else known_layout
+    layout, total = plan(mode, x.dtype, output_dtype, sizes)
     scratch = scratch_of(_NAME, workspace_buffer, x, layout, total)
     if not torch.compiler.is_compiling():
         read = {
