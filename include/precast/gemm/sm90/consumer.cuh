@@ -137,12 +137,6 @@ class Fp8GemmConsumer {
   }
 
  private:
-  // The number, which the compiler cannot compute again. Why: it would in each block.
-  static __device__ __forceinline__ int kept(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-  }
-
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
     Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))}};
     locate(at);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer warps of block-scaled GEMM for sm_90a. One thread copies `a` of each stage by TMA,
 // one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
-// The lanes of a third warp copy the scales with cp.async: so these may have any strides, and need
-// no copy in another layout. Where those of a tile's tokens lie one behind the other, one lane
-// copies them all, because consumers wait for the warp that shares its part of the SM with a
-// producer of many instructions.
+// A third warp brings the scales, of any strides: so these need no copy in another layout. Where
+// those of a tile's tokens lie one behind the other, one of its lanes copies them all at once, and
+// writes the weight's, of which each lane has loaded those of one of the next 32 blocks. Other
+// scales are copied by its lanes with cp.async.
 //
-// A stage is full when the boxes have arrived and the lanes' copies are complete. It is empty when
-// each consumer warp that reads the boxes has left it, in both CTAs if these share one.
+// Why the fewest instructions: a small tile is multiplied faster than one warp copies a stage with
+// 75 of them, and consumers wait for the warp that shares its part of the SM with such a producer.
+//
+// A stage is full when the boxes have arrived and the scales are written. It is empty when each
+// consumer warp that reads the boxes has left it, in both CTAs if these share one.
 #pragma once
 
 #include "precast/core/cp_async.cuh"
@@ -18,13 +21,17 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+__device__ __forceinline__ void store_scale(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
 template <typename Tile>
 class Fp8GemmProducer {
  public:
-  // That fill a stage, besides the bytes of the copies: of the two operands, of the tokens' scales
-  // in a row, and of each lane that copies scales with cp.async.
+  // That fill a stage, besides the bytes of the copies: of the two operands, and of the lane that
+  // has written the scales or of each lane that copies some.
   static __device__ __forceinline__ uint32_t arrivals(const Sm90GemmParams& params) {
-    return params.has_scales_in_row ? 2 + 1 + 2 : 2 + 32;
+    return params.has_scales_in_row ? 2 + 1 : 2 + 32;
   }
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
@@ -36,7 +43,9 @@ class Fp8GemmProducer {
     if (warp == 0) {
       copy_operand<Tile, false, kFp8Block>(params_, shared_, buffers_, 1);
     } else if (warp == 1) {
-      if (p_.a_scale.packed) {
+      if (params_.has_scales_in_row) {
+        copy_scales_in_rows();
+      } else if (p_.a_scale.packed) {
         unpack_scales();
       } else {
         copy_scales();
@@ -48,6 +57,52 @@ class Fp8GemmProducer {
   }
 
  private:
+  // Where the scales of a block's tokens lie in a row. They are copied in multiples of 16 bytes:
+  // what is read behind the last token lies in the same 16 bytes, and no output depends on it.
+  __device__ __forceinline__ void copy_scales_in_rows() {
+    const int lane = threadIdx.x % 32;
+    const int last_block = ceil_div(p_.columns, kFp8Block) - 1;
+    Fp8GemmStorage<Tile>& shared = kept_object(shared_);
+    const uint32_t scales = shared_address(shared.scales);
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    for (GemmTile tile; scheduler.next(tile);) {
+      // The other CTA of a pair may have the last tokens.
+      const int tokens = min(max(p_.tokens - tile.token, 0), Tile::kTokens);
+      const uint32_t bytes = kept(uint32_t(tokens + 3) / 4 * 16);
+      const float* of_tokens = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
+                               depth.begin * p_.a_scale.depth_stride + tile.token;
+      const int column_block = tile.column / kFp8Block;
+      const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
+                               column_block * p_.b_scale.block_stride;
+      const int64_t next_columns = column_block < last_block ? p_.b_scale.block_stride : 0;
+      for (int chunk = depth.begin; chunk < depth.end; chunk += 32) {
+        const int count = min(depth.end - chunk, 32);
+        // The weight's, of the lane's block of the depth.
+        const float* of_lane = of_weight + (chunk + min(lane, count - 1)) * p_.b_scale.depth_stride;
+        const float first = *of_lane;
+        const float second = kSpansBlocks ? of_lane[next_columns] : 0.0f;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          const float of_first = __shfl_sync(0xffffffffu, first, i);
+          const float of_second = kSpansBlocks ? __shfl_sync(0xffffffffu, second, i) : 0.0f;
+          if (elect_lane()) {
+            shared.stages.wait_empty(state, "an empty stage for the scales");
+            uint64_t* full = &shared.stages.full[state.stage];
+            const uint32_t target = scales + state.stage * (Tile::kScales * 4);
+            store_scale(target + Tile::kTokens * 4, of_first);
+            if (kSpansBlocks) store_scale(target + Tile::kTokens * 4 + 4, of_second);
+            mbarrier_arrive_expect_tx(full, bytes);
+            if (bytes != 0) cp_async_bulk(target, of_tokens, bytes, full);
+          }
+          of_tokens += p_.a_scale.depth_stride;
+          state.advance();
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void copy_scales() {
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
@@ -68,9 +123,7 @@ class Fp8GemmProducer {
         shared_.stages.wait_empty(state, "an empty stage for the scales");
         uint64_t* full = &shared_.stages.full[state.stage];
         const uint32_t target = shared_address(shared_.scales[state.stage]);
-        if (params_.has_scales_in_row) {
-          if (lane == 0) copy_scales_in_row(target, full, of_group, tile.token);
-        } else if (by_four) {
+        if (by_four) {
           copy_four_scales(target, of_group, tile.token);
         } else {
           copy_each_scale(target, of_group, tile.token);
@@ -78,7 +131,7 @@ class Fp8GemmProducer {
         of_group += p_.a_scale.depth_stride;
         if (lane < 2) cp_async_word(target + (Tile::kTokens + lane) * 4, of_weight, has_weight);
         of_weight += p_.b_scale.depth_stride;
-        if (!params_.has_scales_in_row || lane < 2) cp_async_arrive(full);
+        cp_async_arrive(full);
         state.advance();
       }
     }
@@ -125,21 +178,8 @@ class Fp8GemmProducer {
     }
   }
 
-  // Copies the scales of the tokens from `first` on, in multiples of 16 bytes: what is read behind
-  // the last token lies in the same 16 bytes, and no output depends on it.
-  __device__ __forceinline__ void copy_scales_in_row(uint32_t target, uint64_t* full,
-                                                     const float* of_group, int first) const {
-    const int count = min(p_.tokens - first, Tile::kTokens);
-    if (count > 0) {
-      const uint32_t bytes = (count + 3) / 4 * 16;
-      mbarrier_arrive_expect_tx(full, bytes);
-      cp_async_bulk(target, of_group + first, bytes, full);
-    } else {  // The other CTA of a pair may have the last tokens.
-      mbarrier_arrive(full);
-    }
-  }
-
-  // The same, four tokens at once, with zeros for those that do not exist.
+  // Copies the scales of the tokens from `first` on, four at once, with zeros for those that do not
+  // exist.
   __device__ __forceinline__ void copy_four_scales(uint32_t target, const float* of_group,
                                                    int first) const {
     constexpr int kFours = Tile::kTokens / 4;
@@ -168,6 +208,9 @@ class Fp8GemmProducer {
       }
     }
   }
+
+  // Whether a tile may begin in one block of columns and end in the next.
+  static constexpr bool kSpansBlocks = kFp8Block % Tile::kWeights != 0;
 
   const Sm90GemmParams& params_;
   const Fp8GemmParams& p_;

@@ -23,6 +23,22 @@ __device__ __forceinline__ int cta_to_release(ClusterUse use) {
 // takes its descriptors from uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
+// The value, or what a reference refers to, which the compiler cannot compute again. Why: it would
+// in each block of the depth; an address in shared memory takes a special register.
+template <typename T>
+__device__ __forceinline__ T kept(T x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+  return x;
+}
+template <typename T>
+__device__ __forceinline__ T& kept_object(T& x) {
+  return *kept(&x);
+}
+
 struct GemmTile {
   int a_group, b_group;
   int token, token_end;  // the tile's first token in `a`, and the end of its group
