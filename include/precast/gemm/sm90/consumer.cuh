@@ -13,7 +13,7 @@
 #pragma once
 
 #include "precast/core/sm90/wgmma.cuh"
-#include "precast/gemm/sm90/epilogue.cuh"
+#include "precast/gemm/sm90/fp8_epilogue.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
@@ -96,6 +96,7 @@ class Fp8GemmConsumer {
   using Sums = Acc[Tile::kParts];
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
+  using Epilogue = Fp8BoxEpilogue<T, Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
   // In the storage, the scales come behind the barriers, which are a multiple of 16 bytes.
   static constexpr int kScalesOffset =
@@ -122,6 +123,9 @@ class Fp8GemmConsumer {
         releases_in_(kept(cta_to_release(params.use))) {}
 
   __device__ __forceinline__ void run() {
+    if (Epilogue::kStoresBoxes && threadIdx.x % kWarpgroupSize == 0) {
+      prefetch_tensor_map(&params_.out);
+    }
     GemmScheduler<Tile> scheduler(params_);
     // Why a vote: see uniform().
     for (GemmTile tile; __any_sync(0xffffffffu, scheduler.next(tile));) {
@@ -131,9 +135,11 @@ class Fp8GemmConsumer {
 #pragma unroll
         for (float& x : sums[part]) x = 0.0f;
       }
+      const RowGroups groups = Epilogue::load_groups(params_, tile, row_);
       accumulate(tile, sums);
-      write_parts(tile, sums);
+      write_parts(tile, sums, groups);
     }
+    if constexpr (Epilogue::kStoresBoxes) finish_boxes();
   }
 
  private:
@@ -266,15 +272,16 @@ class Fp8GemmConsumer {
 
   // Why templates: the compiler does not unroll a loop of this size.
   template <int kPart = 0>
-  __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
-    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart),
-                                            base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
+  __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums,
+                                              const RowGroups& groups) const {
+    const Epilogue epilogue(params_, tile, row_of(kPart),
+                            base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
       epilogue.write_sum_of_cluster(base_, sums[kPart]);
     } else {
-      epilogue.write(sums[kPart]);
+      epilogue.template write_tile<kPart>(sums[kPart], groups);
     }
-    if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums);
+    if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums, groups);
   }
 
   // The lane's first row in the tile.

@@ -40,18 +40,19 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
+    if (is_chosen) {
 #pragma unroll 1
-    for (int block = depth.begin; block < depth.end; ++block) {
-      if (is_chosen) {
+      for (int block = depth.begin; block < depth.end; ++block) {
         shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
         uint64_t* full = &shared.stages.full[state.stage];
         mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
         copy_operand_rows<Tile, kCount>(
-            kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage),
-            map, full, is_shared, block * kBlock, row, group);
+            kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage), map,
+            full, is_shared, block * kBlock, row, group);
+        state.advance();
       }
-      state.advance();
     }
+    __syncwarp();
   }
 }
 

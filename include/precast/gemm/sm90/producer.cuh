@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer warps of block-scaled GEMM for sm_90a. One thread copies `a` of each stage by TMA,
 // one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
-// A third warp brings the scales, of any strides: so these need no copy in another layout. Where
-// those of a tile's tokens lie one behind the other, one of its lanes copies them all at once, and
-// writes the weight's, of which each lane has loaded those of one of the next 32 blocks. Other
-// scales are copied by its lanes with cp.async.
+// The lanes of a third warp copy the scales with cp.async: so these may have any strides, and need
+// no copy in another layout. Where those of a tile's tokens lie one behind the other, one lane
+// copies them at once, and a fourth warp writes those of the weight.
 //
-// Why the fewest instructions: a small tile is multiplied faster than one warp copies a stage with
-// 75 of them, and consumers wait for the warp that shares its part of the SM with such a producer.
+// Why four warps of few instructions: consumers wait for the one of them that shares its part of
+// the SM with a producer of many, and a small tile is multiplied faster than one warp brings all
+// scales.
 //
 // A stage is full when the boxes have arrived and the scales are written. It is empty when each
 // consumer warp that reads the boxes has left it, in both CTAs if these share one.
@@ -21,17 +21,28 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-__device__ __forceinline__ void store_scale(uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+// One lane of the warp writes two scales, and arrives at the mbarrier; all 32 lanes call it. Why in
+// one piece: a branch takes longer.
+__device__ __forceinline__ void store_scales_and_arrive(uint32_t target, float first, float second,
+                                                        uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "@chosen st.shared.v2.f32 [%0], {%1, %2};\n"
+      "@chosen mbarrier.arrive.shared::cta.b64 _, [%3];\n"
+      "}" ::"r"(target),
+      "f"(first), "f"(second), "r"(shared_address(barrier))
+      : "memory");
 }
 
 template <typename Tile>
 class Fp8GemmProducer {
  public:
-  // That fill a stage, besides the bytes of the copies: of the two operands, and of the lane that
-  // has written the scales or of each lane that copies some.
+  // That fill a stage, besides the bytes of the copies: of the two operands, and of the scales of
+  // tokens and weight, or of each lane that copies some of them.
   static __device__ __forceinline__ uint32_t arrivals(const Sm90GemmParams& params) {
-    return params.has_scales_in_row ? 2 + 1 : 2 + 32;
+    return params.has_scales_in_row ? 2 + 2 : 2 + 32;
   }
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
@@ -44,7 +55,7 @@ class Fp8GemmProducer {
       copy_operand<Tile, false, kFp8Block>(params_, shared_, buffers_, 1);
     } else if (warp == 1) {
       if (params_.has_scales_in_row) {
-        copy_scales_in_rows();
+        copy_rows_of_scales();
       } else if (p_.a_scale.packed) {
         unpack_scales();
       } else {
@@ -52,51 +63,72 @@ class Fp8GemmProducer {
       }
     } else if (warp == 2) {
       copy_operand<Tile, true, kFp8Block>(params_, shared_, buffers_, 1);
+    } else if (params_.has_scales_in_row) {
+      write_scales_of_weight();
     }
     __syncwarp();
   }
 
  private:
-  // Where the scales of a block's tokens lie in a row. They are copied in multiples of 16 bytes:
-  // what is read behind the last token lies in the same 16 bytes, and no output depends on it.
-  __device__ __forceinline__ void copy_scales_in_rows() {
+  // Where the scales of a block's tokens lie in a row, one lane copies them all at once, in
+  // multiples of 16 bytes: what is read behind the last token lies in the same 16 bytes, and no
+  // output depends on it.
+  __device__ __forceinline__ void copy_rows_of_scales() {
+    Fp8GemmStorage<Tile>& shared = kept_object(shared_);
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    const bool is_chosen = elect_lane();
+    for (GemmTile tile; scheduler.next(tile);) {
+      // The other CTA of a pair may have the last tokens.
+      const int tokens = min(max(p_.tokens - tile.token, 0), Tile::kTokens);
+      const uint32_t bytes = (tokens + 3) / 4 * 16;
+      const float* source = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
+                            depth.begin * p_.a_scale.depth_stride + tile.token;
+      if (is_chosen) {
+#pragma unroll 1
+        for (int block = depth.begin; block < depth.end; ++block) {
+          shared.stages.wait_empty(state, "an empty stage for the scales of tokens");
+          uint64_t* full = &shared.stages.full[state.stage];
+          mbarrier_arrive_expect_tx(full, bytes);
+          if (bytes != 0) {
+            cp_async_bulk(shared_address(shared.scales[state.stage]), source, bytes, full);
+          }
+          source += p_.a_scale.depth_stride;
+          state.advance();
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  // Beside it, this warp writes the weight's scales: each lane loads those of one of the next 32
+  // blocks of the depth.
+  __device__ __forceinline__ void write_scales_of_weight() {
     const int lane = threadIdx.x % 32;
     const int last_block = ceil_div(p_.columns, kFp8Block) - 1;
     Fp8GemmStorage<Tile>& shared = kept_object(shared_);
-    const uint32_t scales = shared_address(shared.scales);
     PipelineState<Tile::kStages> state;
     GemmScheduler<Tile> scheduler(params_);
     const DepthRange depth(params_);
     for (GemmTile tile; scheduler.next(tile);) {
-      // The other CTA of a pair may have the last tokens.
-      const int tokens = min(max(p_.tokens - tile.token, 0), Tile::kTokens);
-      const uint32_t bytes = kept(uint32_t(tokens + 3) / 4 * 16);
-      const float* of_tokens = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
-                               depth.begin * p_.a_scale.depth_stride + tile.token;
       const int column_block = tile.column / kFp8Block;
-      const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
-                               column_block * p_.b_scale.block_stride;
+      const float* source = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
+                            column_block * p_.b_scale.block_stride;
       const int64_t next_columns = column_block < last_block ? p_.b_scale.block_stride : 0;
       for (int chunk = depth.begin; chunk < depth.end; chunk += 32) {
         const int count = min(depth.end - chunk, 32);
-        // The weight's, of the lane's block of the depth.
-        const float* of_lane = of_weight + (chunk + min(lane, count - 1)) * p_.b_scale.depth_stride;
+        const float* of_lane = source + (chunk + min(lane, count - 1)) * p_.b_scale.depth_stride;
         const float first = *of_lane;
         const float second = kSpansBlocks ? of_lane[next_columns] : 0.0f;
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
           const float of_first = __shfl_sync(0xffffffffu, first, i);
           const float of_second = kSpansBlocks ? __shfl_sync(0xffffffffu, second, i) : 0.0f;
-          if (elect_lane()) {
-            shared.stages.wait_empty(state, "an empty stage for the scales");
-            uint64_t* full = &shared.stages.full[state.stage];
-            const uint32_t target = scales + state.stage * (Tile::kScales * 4);
-            store_scale(target + Tile::kTokens * 4, of_first);
-            if (kSpansBlocks) store_scale(target + Tile::kTokens * 4 + 4, of_second);
-            mbarrier_arrive_expect_tx(full, bytes);
-            if (bytes != 0) cp_async_bulk(target, of_tokens, bytes, full);
-          }
-          of_tokens += p_.a_scale.depth_stride;
+          shared.stages.wait_empty(state, "an empty stage for the scales of the weight");
+          const float* target = shared.scales[state.stage] + Tile::kTokens;
+          store_scales_and_arrive(shared_address(target), of_first, of_second,
+                                  &shared.stages.full[state.stage]);
           state.advance();
         }
       }
