@@ -59,7 +59,7 @@ class GemmScheduler {
       if (p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges) {
         int group;
         if (!find_group(group, in_group, begin, count)) return false;
-        token_units = ceil_div(count, tokens_of_unit());
+        token_units = units_of(count);
         tile.a_group = p_.kind == TokenGroups::counted ? group : 0;
         tile.b_group = Params::kChoosesWeights ? weight_of_group(p_, group) : group;
       } else {
@@ -85,6 +85,12 @@ class GemmScheduler {
     return params_.use == ClusterUse::shares_b ? 2 * Tile::kTokens : Tile::kTokens;
   }
 
+  // The units along so many tokens. Without a division by what is not a constant.
+  __device__ __forceinline__ int units_of(int tokens) const {
+    const int tiles = ceil_div(tokens, Tile::kTokens);
+    return params_.use == ClusterUse::shares_b ? ceil_div(tiles, 2) : tiles;
+  }
+
   // The group of the current unit, the number of the unit in it, and the group's tokens. Looks at
   // 32 groups at once.
   __device__ __forceinline__ bool find_group(int& group, int& in_group, int& begin, int& count) {
@@ -101,7 +107,7 @@ class GemmScheduler {
         }
       }
       // The units up to the end of this lane's group.
-      int until = ceil_div(own_count, tokens_of_unit()) * params_.column_units;
+      int until = units_of(own_count) * params_.column_units;
       const int units = until;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
