@@ -100,7 +100,7 @@ class Fp8GemmConsumer {
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
   // In the storage, the scales come behind the barriers, which are a multiple of 16 bytes.
   static constexpr int kScalesOffset =
-      Sm90GemmBuffers<Tile>::kStorageOffset + int(sizeof(PipelineBarriers<Tile::kStages>));
+      Sm90GemmBuffers<Tile>::kStorageOffset + int(sizeof(Fp8GemmBarriers<Tile::kStages>));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
@@ -277,7 +277,7 @@ class Fp8GemmConsumer {
     const Epilogue epilogue(params_, tile, row_of(kPart),
                             base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
-      epilogue.write_sum_of_cluster(base_, sums[kPart]);
+      epilogue.template write_sum_of_cluster<kPart>(base_, &shared_.stages.sums, sums[kPart]);
     } else {
       epilogue.template write_tile<kPart>(sums[kPart], groups);
     }

@@ -5,6 +5,10 @@
 //
 // TMA cannot leave out rows of a box. Where not all 16 rows of a warp belong to the group, at the
 // end of a group, the warp writes by its lanes.
+//
+// If the CTAs of a cluster split the depth, each sends its sums to the CTA that adds up these
+// columns over all CTAs, always in the order of their ranks. Why not a read by that one: it would
+// wait for a barrier before, for each answer, and for a barrier behind the last one.
 #pragma once
 
 #include "precast/gemm/sm90/epilogue.cuh"
@@ -24,6 +28,13 @@ template <typename T, typename Tile>
 class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
   using Base = Fp8GemmEpilogue<T, Tile>;
   using Acc = float[Tile::kColumns / 2];
+  using Pairs = typename Base::Pairs;
+  static constexpr int kGroups = Tile::kColumns / Base::kGroup;  // of columns
+  static constexpr int kQuads = Base::kPairs / 2;                // of a lane's sums in a group
+  static constexpr int kQuadBytes = Tile::kThreads * 16;         // of all lanes
+  // The most that a CTA gets: sums of some groups from each CTA.
+  static constexpr int kMostSlots = 8 * ceil_div(kGroups, 8);
+  static_assert(kMostSlots * kQuads * kQuadBytes <= Tile::kStages * Tile::kStageBytes, "the sums");
 
  public:
   using Base::Base;
@@ -68,6 +79,90 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
       finish_boxes();
     }
     this->write(sums);
+  }
+
+  // Writes the sum over the CTAs of the cluster. The stages begin at `buffer`, `barrier` is the
+  // mbarrier of received sums, whose phase is kPart. The other warps of the CTA join by
+  // join_sums_of_cluster().
+  template <int kPart>
+  __device__ __forceinline__ void write_sum_of_cluster(uint32_t buffer, uint64_t* barrier,
+                                                       const Acc& sums) const {
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    const int ctas = this->params_.cluster_ctas, log2 = __ffs(ctas) - 1;
+    const int own = static_cast<int>(cluster_rank());
+    const uint32_t lane = buffer + thread * 16;
+    const auto slot = [&](int group, int rank) {
+      return lane + ((group >> log2) * ctas + rank) * (kQuads * kQuadBytes);
+    };
+    join();  // all warps of all CTAs have multiplied what lies there
+    const int slots = ((kGroups - own + ctas - 1) >> log2) * ctas;
+    if (thread == 0) mbarrier_arrive_expect_tx(barrier, slots * (kQuads * kQuadBytes));
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int owner = group & (ctas - 1);
+      const uint32_t target = address_in(slot(group, own), owner);
+      const uint32_t arrives = address_in(shared_address(barrier), owner);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const int first = 4 * (group * kQuads + i);
+        // Why neighbours change places: the four registers of a store decide where sums are. So
+        // each is in another bank than the accumulator that is added to it.
+        send_quad(target + i * kQuadBytes, arrives, sums[first + 1], sums[first], sums[first + 3],
+                  sums[first + 2]);
+      }
+    }
+    mbarrier_wait_parity(barrier, kPart, "the sums of the cluster");
+    this->write_groups(own, ctas, [&](int group, Pairs& pairs) {
+#pragma unroll
+      for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+      for (int rank = 0; rank < ctas; ++rank) {
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i) {
+          const float4 x = load_quad(slot(group, rank) + i * kQuadBytes);
+          pairs[2 * i].x += x.y;
+          pairs[2 * i].y += x.x;
+          pairs[2 * i + 1].x += x.w;
+          pairs[2 * i + 1].y += x.z;
+        }
+      }
+    });
+  }
+
+  static __device__ __forceinline__ void join_sums_of_cluster() {
+#pragma unroll 1
+    for (int part = 0; part < Tile::kParts; ++part) join();
+  }
+
+ private:
+  static __device__ __forceinline__ void join() {
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
+
+  // The address in shared memory of CTA `rank` of the cluster.
+  static __device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
+    uint32_t remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+  }
+  // Completes 16 bytes on the mbarrier when they are there.
+  static __device__ __forceinline__ void send_quad(uint32_t target, uint32_t barrier, float x0,
+                                                   float x1, float x2, float x3) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(target),
+        "r"(barrier), "f"(x0), "f"(x1), "f"(x2), "f"(x3)
+        : "memory");
+  }
+  static __device__ __forceinline__ float4 load_quad(uint32_t address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
   }
 };
 

@@ -26,7 +26,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKe
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char fp8_gemm_smem[];
   run_gemm_cta<Tile, Fp8GemmStorage<Tile>, Fp8GemmProducer<Tile>, Fp8GemmConsumer<T, Tile>,
-               Fp8GemmEpilogue<T, Tile>>(params, fp8_gemm_smem);
+               Fp8BoxEpilogue<T, Tile>>(params, fp8_gemm_smem);
 #endif
 }
 

@@ -88,9 +88,20 @@ struct Fp8GemmTile
 
 #if defined(__CUDACC__)
 
+// Those of the stages, and one for the sums that a CTA gets from those of its cluster.
+template <int kStages>
+struct alignas(16) Fp8GemmBarriers : PipelineBarriers<kStages> {
+  uint64_t sums;
+
+  __device__ __forceinline__ void init_by_warp(uint32_t producers, uint32_t consumers) {
+    PipelineBarriers<kStages>::init_by_warp(producers, consumers);
+    if (threadIdx.x % 32 == 31) mbarrier_init(&sums);
+  }
+};
+
 template <typename Tile>
 struct Fp8GemmStorage {
-  PipelineBarriers<Tile::kStages> stages;
+  Fp8GemmBarriers<Tile::kStages> stages;
   alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
 };
 
