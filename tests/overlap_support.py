@@ -217,7 +217,7 @@ def recorded() -> dict[str, list[Call]]:
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
     for hopper in kernels().values():  # The same.
-        if hopper.op in ("fp8_gemm_sm90", "gemm_sm90"):
+        if hopper.op in ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90"):
             assert isinstance(hopper, Export)
             values = [call.values for call in found[hopper.function]]
             if hopper.op == "gemm_sm90":

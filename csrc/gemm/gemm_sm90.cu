@@ -14,8 +14,8 @@ extern const DType gemm_sm90_dtype_o = TypeName<PRECAST_DTYPE_O>::value;
 
 cudaError_t gemm_sm90(const GemmParams& params, const Gemm16Choice& choice, int sms,
                       bool enable_pdl, cudaStream_t stream) {
-  return launch_gemm16<PRECAST_DTYPE, PRECAST_DTYPE_O, false>(params, choice, sms, enable_pdl,
-                                                              stream);
+  using Types = Gemm16Types<PRECAST_DTYPE, PRECAST_DTYPE_O>;
+  return launch_plain_gemm<Types, false>(params, choice, sms, enable_pdl, stream);
 }
 
 }  // namespace precast

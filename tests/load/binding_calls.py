@@ -86,7 +86,7 @@ def valid_calls() -> dict[str, list[Args]]:
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
     for name, kernel in kernels().items():  # The GEMMs of Hopper.
-        if kernel.op == "fp8_gemm_sm90":
+        if kernel.op in ("fp8_gemm_sm90", "scaled_gemm_sm90"):
             calls[name] = calls[kernel.function]
         if kernel.op == "gemm_sm90":
             calls[name] = [*column_major(kernel, calls[kernel.function])]

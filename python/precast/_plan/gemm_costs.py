@@ -15,6 +15,7 @@ _FILE = Path(__file__).with_name("gemm_costs.toml")
 _STRUCTS = {
     "fp8_gemm_sm90": ("Fp8GemmCosts", "block-scaled GEMM"),
     "gemm_sm90": ("Gemm16Costs", "GEMM of 16-bit operands"),
+    "scaled_gemm_sm90": ("ScaledGemmCosts", "GEMM of e4m3 operands with scales of rows"),
 }
 OPS = tuple(_STRUCTS)
 _NUMBERS = (

@@ -221,9 +221,10 @@ def test_tactics_are_those_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> No
         gemm.grouped_mm_bf16(a, b.T[None], starts, tactic=3)
 
 
-def test_tiles_of_the_kernels_for_hopper() -> None:
+@pytest.mark.parametrize("header", ["gemm16_choose.cuh", "scaled_choose.cuh"])
+def test_tiles_of_the_kernels_for_hopper(header: str) -> None:
     folder = Path(__file__).resolve().parents[3] / "include" / "precast" / "gemm" / "sm90"
-    tiles = (folder / "gemm16_choose.cuh").read_text().partition("kGemm16Tiles[] = {")[2]
+    tiles = (folder / header).read_text().partition("Tiles[] = {")[2]
     clusters = (folder / "choose.cuh").read_text().partition("kSm90Clusters[] = {")[2]
     kinds = re.findall(r"ClusterUse::(\w+), \d", clusters.partition("};")[0])
     assert len(kinds) == _plain.CLUSTERS

@@ -274,7 +274,7 @@ class Fp8GemmConsumer {
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums,
                                               const RowGroups& groups) const {
-    const Epilogue epilogue(params_, tile, row_of(kPart),
+    const Epilogue epilogue(params_, tile, row_of(kPart), {},
                             base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
       epilogue.template write_sum_of_cluster<kPart>(base_, &shared_.stages.sums, sums[kPart]);

@@ -38,6 +38,22 @@ struct Gemm16Costs {
   double consumer[10] = {839.0, 721.0, 49.5, 47.8, 394.0, 20.4, 199.0, 50.1, 286.0, 66.8};
   double tile[10] = {1240.0, 1710.0, 1660.0, 321.0, 2260.0, 1090.0, 72.0, 29.7, 51.0, 1920.0};
 };
+
+// Of the GEMM of e4m3 operands with scales of rows.
+struct ScaledGemmCosts {
+  double shared_bytes = 128.0;
+  double fill_bytes = 120.0;
+  double l2_bytes = 120.0;
+  double dram_bytes = 1950.0;
+  double start = 5000.0;
+  double split_byte = 0.055;
+  double share = 0.06;
+  double used_by_4 = 0.9;
+  double used_by_8 = 0.85;
+  double split[3] = {400.0, 900.0, 1800.0};
+  double consumer[10] = {830.0, 580.0, 400.0, 400.0, 500.0, 300.0, 200.0, 150.0, 200.0, 300.0};
+  double tile[10] = {1700.0, 1500.0, 900.0, 900.0, 2000.0, 800.0, 150.0, 80.0, 80.0, 900.0};
+};
 // clang-format on
 
 }  // namespace precast

@@ -29,9 +29,9 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
   using Base = Fp8GemmEpilogue<T, Tile>;
   using Acc = float[Tile::kColumns / 2];
   using Pairs = typename Base::Pairs;
-  static constexpr int kGroups = Tile::kColumns / Base::kGroup;  // of columns
-  static constexpr int kQuads = Base::kPairs / 2;                // of a lane's sums in a group
-  static constexpr int kQuadBytes = Tile::kThreads * 16;         // of all lanes
+  static constexpr int kGroups = Base::kGroups;           // of columns
+  static constexpr int kQuads = Base::kPairs / 2;         // of a lane's sums in a group
+  static constexpr int kQuadBytes = Tile::kThreads * 16;  // of all lanes
   // The most that a CTA gets: sums of some groups from each CTA.
   static constexpr int kMostSlots = 8 * ceil_div(kGroups, 8);
   static_assert(kMostSlots * kQuads * kQuadBytes <= Tile::kStages * Tile::kStageBytes, "the sums");
@@ -112,21 +112,15 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
       }
     }
     mbarrier_wait_parity(barrier, kPart, "the sums of the cluster");
-    this->write_groups(own, ctas, [&](int group, Pairs& pairs) {
-#pragma unroll
-      for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
+    const typename Base::Rows rows = this->rows_of_lane();
+    int turn = 0;
 #pragma unroll 1
-      for (int rank = 0; rank < ctas; ++rank) {
-#pragma unroll
-        for (int i = 0; i < kQuads; ++i) {
-          const float4 x = load_quad(slot(group, rank) + i * kQuadBytes);
-          pairs[2 * i].x += x.y;
-          pairs[2 * i].y += x.x;
-          pairs[2 * i + 1].x += x.w;
-          pairs[2 * i + 1].y += x.z;
-        }
-      }
-    });
+    for (int group = own; group < kGroups; group += ctas) {
+      Pairs pairs;
+      take_received(slot(group, 0), ctas, pairs);
+      this->write_group(group, pairs, rows, turn);
+      turn ^= 1;
+    }
   }
 
   static __device__ __forceinline__ void join_sums_of_cluster() {
@@ -139,6 +133,23 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
     __syncwarp();
     cluster_arrive_relaxed();
     cluster_wait();
+  }
+
+  // The sums of a group of columns over all CTAs, from what each has sent.
+  static __device__ __forceinline__ void take_received(uint32_t first, int ctas, Pairs& pairs) {
+#pragma unroll
+    for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+    for (int rank = 0; rank < ctas; ++rank) {
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const float4 x = load_quad(first + (rank * kQuads + i) * kQuadBytes);
+        pairs[2 * i].x += x.y;
+        pairs[2 * i].y += x.x;
+        pairs[2 * i + 1].x += x.w;
+        pairs[2 * i + 1].y += x.z;
+      }
+    }
   }
 
   // The address in shared memory of CTA `rank` of the cluster.

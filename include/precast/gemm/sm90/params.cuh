@@ -29,6 +29,7 @@ struct GemmLaunchParams {
 struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   // A group has the weight of its number; rows of the output are whole vectors of 16 bytes.
   static constexpr bool kChoosesWeights = false, kHasBias = false, kHasAnyRows = false;
+  static constexpr bool kHasScales = false;  // of rows
   // Accumulators are those of a block of the depth; what is written are other registers.
   static constexpr bool kHasSumsOfBlocks = true;
 
@@ -39,12 +40,13 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   TensorMap out;
 };
 
-// Those of 16-bit operands `A`.
-template <typename A>
-struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
+// Those of operands without scales of blocks: `Types` as plain.cuh says.
+template <typename Types>
+struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
   static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
-  static constexpr bool kHasSumsOfBlocks = false;
-  using Bias = A;
+  static constexpr bool kHasScales = Types::kHasScales;
+  static constexpr bool kHasSumsOfBlocks = Types::kPromotedStages > 0;
+  using Bias = typename Types::Bias;
 
   // 0 where all groups have the same memory, whose map has one group, else 1.
   int a_group_step, b_group_step;

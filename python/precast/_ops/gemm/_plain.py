@@ -30,7 +30,7 @@ tactic : int
 """
 
 #: Pairs of a tile and a kind of cluster of the kernels for Hopper, and kinds of clusters:
-#: ``Gemm16Choice::kChoices`` of ``gemm16_choose.cuh``.
+#: ``kChoices`` of ``Gemm16Choice`` and of ``ScaledGemmChoice``.
 CHOICES, CLUSTERS = 60, 6
 #: The choices whose CTAs do not split the depth: groups of rows have these.
 UNSPLIT = tuple(choice for choice in range(CHOICES) if choice % CLUSTERS < 3)
@@ -208,19 +208,22 @@ def exports(
     declaration: str,
     check: Callable[..., None],
     tactics: Collection[int] = range(CHOICES),
+    op: str = "gemm",
+    hopper: str = "",
     **options: Any,
 ) -> tuple[Export, Export]:
     """Return a function's export of the kernels for every GPU, and that of those for Hopper.
 
-    ``check`` takes what the kernels take as ``limits``.
+    ``check`` takes what the kernels take as ``limits``; ``op`` is that of the first; ``hopper`` is
+    the declaration of the other one, if that differs.
     """
     of_every, of_sm90 = (
         functools.partial(check, limits=limits) for limits in (ANY_GPU, Limits(tactics, True))
     )
-    hopper = f"{name}_sm90"
+    options_sm90 = {**options, "check": of_sm90, "function": name}
     return (
-        Export("gemm", name, declaration, check=of_every, **options),
-        Export("gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
+        Export(op, name, declaration, check=of_every, **options),
+        Export(f"{op}_sm90", f"{name}_sm90", hopper or declaration, **options_sm90),
     )
 
 
