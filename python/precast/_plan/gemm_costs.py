@@ -28,6 +28,7 @@ _NUMBERS = (
     "share",
     "used_by_4",
     "used_by_8",
+    "missing",
 )
 #: Those that have a number for each tile, or for each size of a cluster that splits the depth.
 _LISTS = ("split", "consumer", "tile")

@@ -18,6 +18,9 @@ from precast._plan.tiles import Tiles, read_tiles
 
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "i8", "u8")
 
+#: Where the sources in Python are, relative to the root of the project.
+CUTE_DSL_FOLDER = "python/precast/cute_dsl"
+
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _WORD = re.compile(r"[a-z0-9]+\Z")
 
@@ -85,11 +88,17 @@ def _read_sources(top: Table, root: Path) -> tuple[str, ...]:
             raise top.fail("sources", f"{source!r} leaves the project", "paths below its root")
         if not (root / source).is_file():
             there = sorted(
-                path.relative_to(root).as_posix() for path in (root / "csrc").rglob("*.c[uc]")
+                path.relative_to(root).as_posix()
+                for folder, pattern in (("csrc", "*.c[uc]"), (CUTE_DSL_FOLDER, "[a-z]*.py"))
+                for path in (root / folder).rglob(pattern)
             )
             raise top.fail("sources", f"{source!r} does not exist", there or "files under csrc/")
-        if not source.endswith((".cu", ".cc")):
-            raise top.fail("sources", f"{source!r} has an unknown suffix", ("*.cu", "*.cc"))
+        if not source.endswith((".cu", ".cc", ".py")):
+            raise top.fail("sources", f"{source!r} has an unknown suffix", ("*.cu", "*.cc", "*.py"))
+        if source.endswith(".py") and Path(source).parent.as_posix() != CUTE_DSL_FOLDER:
+            raise top.fail(
+                "sources", f"{source!r} is no kernel in CuTe DSL", f"files of {CUTE_DSL_FOLDER}/"
+            )
     return sources
 
 

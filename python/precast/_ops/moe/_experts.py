@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of the fused mixture of experts is: its mode, its sizes and its scratch memory."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from precast._base.errors import BackendSupportedError
+from precast._base.torch import torch
+from precast._op.validation import memory_of
+from precast._ops.moe._rows import GROUP, MAX_ROWS, VECTOR
+from precast._ops.moe.enums import ActivationType
+from precast._ops.moe.expert_activation import known_function
+from precast._ops.moe.moe_sort import CHUNK, MAX_EXPERTS, chunks_of
+
+_HALVES = (torch.bfloat16, torch.float16)
+_E4M3 = torch.float8_e4m3fn
+#: Addresses of the parts of a workspace are multiples of this; that of one by the caller of 128.
+_ALIGNMENT, _GIVEN_ALIGNMENT = 256, 128
+
+
+class Mode(enum.Enum):
+    """How weights and activations are stored."""
+
+    HALF = enum.auto()  # bfloat16 or float16
+    FP8 = enum.auto()  # e4m3, with a scale for each expert
+    FP8_BLOCKS = enum.auto()  # e4m3, with scales of 128 columns of tokens, 128 x 128 of weights
+
+
+#: What errors say that there is.
+_THERE_ARE = (
+    "there are kernels for input, weights and output of one dtype, bfloat16 or float16; for input "
+    "and weights of float8_e4m3fn with four quant_scales; and for weights of float8_e4m3fn with "
+    "use_deepseek_fp8_block_scale"
+)
+
+
+def unsupported(name: str, what: str) -> BackendSupportedError:
+    """The error for a mode that no kernel has."""
+    return BackendSupportedError(f"{name}: no kernel computes {what}; {_THERE_ARE}")
+
+
+def mode_of(
+    name: str,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    output_dtype: torch.dtype,
+    use_deepseek_fp8_block_scale: bool,
+    **flags: object,
+) -> Mode:
+    """Return the mode of a call; raise BackendSupportedError for one that no kernel has.
+
+    Parameters
+    ----------
+    flags
+        Those that ask for modes that no kernel has, by name.
+    """
+    for flag, value in flags.items():
+        if value:
+            raise unsupported(name, f"{flag}={value}")
+    dtypes = f"{x_dtype} tokens with {weight_dtype} weights and {output_dtype} results"
+    if output_dtype not in _HALVES:
+        raise unsupported(name, dtypes)
+    if use_deepseek_fp8_block_scale:
+        if x_dtype in _HALVES and weight_dtype is _E4M3:
+            return Mode.FP8_BLOCKS
+        raise unsupported(name, f"{dtypes} and use_deepseek_fp8_block_scale")
+    if x_dtype is _E4M3 and weight_dtype is _E4M3:
+        return Mode.FP8
+    if x_dtype in _HALVES and x_dtype is weight_dtype and x_dtype is output_dtype:
+        return Mode.HALF
+    raise unsupported(name, dtypes)
+
+
+def function_of(
+    name: str, activation_type: int, numbers: Sequence[torch.Tensor | None]
+) -> ActivationType:
+    """Return the function of a call: with numbers of SwigluBias, that in the place of Swiglu."""
+    function = known_function(name, activation_type)
+    if function is ActivationType.Swiglu and any(n is not None for n in numbers):
+        return ActivationType.SwigluBias
+    return function
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call."""
+
+    tokens: int
+    slots: int
+    experts: int  # of this rank
+    hidden: int
+    inter: int
+    gated: bool
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.slots
+
+    @property
+    def inputs(self) -> int:
+        """The columns of the first product."""
+        return self.inter * (2 if self.gated else 1)
+
+    @property
+    def padded_rows(self) -> int:
+        """Scales of so many rows start at multiples of 16 bytes."""
+        return -(-self.rows // 4) * 4
+
+
+class Buffer(NamedTuple):
+    """A tensor of scratch memory."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int  # bytes
+
+
+class Scratch(NamedTuple):
+    """The tensors between the steps of a call."""
+
+    offsets: Any  # [experts + 1]
+    rows: Any  # [tokens, slots]
+    row_experts: Any  # [rows]
+    counts: Any  # [chunks, experts], or None for one chunk
+    tokens: Any  # [rows, hidden], what the first product reads
+    token_scales: Any  # [rows, hidden / 128], or None
+    first: Any  # [rows, inputs]
+    active: Any  # [rows, inter], what the second product reads
+    active_scales: Any  # [rows, inter / 128], or None
+    second: Any  # [rows, hidden], in the memory of tokens and first
+
+
+def row_dtype(mode: Mode, output_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of both products. Without their scales, those of FP8 may be too large for f16."""
+    return torch.bfloat16 if mode is Mode.FP8 else output_dtype
+
+
+@functools.lru_cache(maxsize=256)
+def scratch_layout(
+    mode: Mode, x_dtype: torch.dtype, output_dtype: torch.dtype, sizes: Sizes
+) -> tuple[Scratch, int]:
+    """Return a :class:`Buffer` for each tensor, and the bytes of all."""
+    at = 0
+
+    def place(dtype: torch.dtype, *shape: int, strides: tuple[int, ...] = ()) -> Buffer:
+        nonlocal at
+        begin = at
+        inner = strides or (*shape[1:], 1)
+        elements = shape[0] * shape[1] if len(shape) == 2 else shape[0]
+        if strides:
+            elements = shape[1] * sizes.padded_rows
+        at += -(-elements * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        return Buffer(dtype, shape, inner, begin)
+
+    def scales(columns: int) -> Buffer | None:
+        if mode is not Mode.FP8_BLOCKS:
+            return None
+        shape = sizes.rows, columns // GROUP
+        return place(torch.float32, *shape, strides=(1, sizes.padded_rows))
+
+    rows, result = sizes.rows, row_dtype(mode, output_dtype)
+    operand = x_dtype if mode is Mode.HALF else _E4M3
+    i32 = torch.int32
+    offsets = place(i32, sizes.experts + 1)
+    row_of_slot = place(i32, sizes.tokens, sizes.slots)
+    row_experts = place(i32, rows)
+    counts = place(i32, chunks_of(rows), sizes.experts) if rows > CHUNK else None
+    active = place(operand, rows, sizes.inter)
+    active_scales = scales(sizes.inter)
+    begin = at
+    first = place(result, rows, sizes.inputs)
+    tokens = place(operand, rows, sizes.hidden)
+    token_scales = scales(sizes.hidden)
+    end = at
+    at = begin
+    second = place(result, rows, sizes.hidden)
+    return (
+        Scratch(
+            *(offsets, row_of_slot, row_experts, counts, tokens, token_scales),
+            *(first, active, active_scales, second),
+        ),
+        max(at, end),
+    )
+
+
+def scratch_of(
+    name: str, given: torch.Tensor | None, x: torch.Tensor, layout: Scratch, total: int
+) -> Scratch:
+    """Return the tensors in ``given``, or in new memory on the device of ``x``.
+
+    While ``torch.compile`` traces, each has memory of its own, which the compiler plans.
+    """
+    if torch.compiler.is_compiling():
+        return Scratch(*(None if b is None else _alone(x, b) for b in layout))
+    if given is None:
+        given = torch.empty(total, dtype=torch.uint8, device=x.device)
+    else:
+        check_workspace(name, given, x, total)
+    begin = given.storage_offset()
+    views: dict[torch.dtype, torch.Tensor] = {}
+
+    def tensor(buffer: Buffer) -> torch.Tensor:
+        dtype, shape, strides, offset = buffer
+        if dtype not in views:
+            views[dtype] = given[:total].view(dtype)
+        at = (begin + offset) // dtype.itemsize
+        return views[dtype].as_strided(shape, strides, at)
+
+    return Scratch(*(None if b is None else tensor(b) for b in layout))
+
+
+def _alone(x: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    """New memory for one tensor."""
+    return torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=x.device)
+
+
+def check_workspace(name: str, given: torch.Tensor, x: torch.Tensor, total: int) -> None:
+    """Raise unless ``given`` can hold ``total`` bytes of a call."""
+    if given.dtype not in (torch.uint8, torch.int8) or given.dim() != 1:
+        raise ValueError(
+            f"{name}: workspace_buffer must be uint8 or int8 with one dimension, got {given.dtype} "
+            f"with shape {[*given.shape]}"
+        )
+    if given.device != x.device:
+        raise ValueError(
+            f"{name}: workspace_buffer must be on {x.device} as input, got {given.device}"
+        )
+    if not given.is_contiguous() or len(given) < total:
+        raise ValueError(
+            f"{name}: workspace_buffer must have at least {total} contiguous bytes, got shape "
+            f"{[*given.shape]}. Fix: make it with cutlass_fused_moe_workspace_size()"
+        )
+    if given.data_ptr() % _GIVEN_ALIGNMENT:
+        raise ValueError(
+            f"{name}: workspace_buffer must start at a multiple of {_GIVEN_ALIGNMENT} bytes; pass "
+            f"one from torch.empty"
+        )
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def check_tensor(
+    name: str,
+    argument: str,
+    t: torch.Tensor | None,
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *shape: int,
+) -> None:
+    """Raise unless a tensor of the call, if it is given, is contiguous and has dtype and shape."""
+    if t is None:
+        return
+    if t.dtype is not dtype:
+        raise ValueError(f"{name}: {argument} must be {dtype}, got {t.dtype}")
+    if t.shape != shape:
+        raise ValueError(f"{name}: {argument} must have shape {[*shape]}, got {[*t.shape]}")
+    if t.device != x.device:
+        raise ValueError(f"{name}: {argument} must be on {x.device} as input, got {t.device}")
+    if not t.is_contiguous():
+        raise ValueError(
+            f"{name}: {argument} must be contiguous, got strides {[*t.stride()]}; call "
+            f".contiguous()"
+        )
+
+
+def sizes_of(
+    name: str,
+    x: torch.Tensor,
+    experts_of: torch.Tensor,
+    fc1: torch.Tensor,
+    fc2: torch.Tensor,
+    function: ActivationType,
+    mode: Mode,
+) -> Sizes:
+    """Return the sizes of a call; raise for operands that do not fit each other."""
+    for argument, t, rank in (
+        ("input", x, 2),
+        ("token_selected_experts", experts_of, 2),
+        ("fc1_expert_weights", fc1, 3),
+        ("fc2_expert_weights", fc2, 3),
+    ):
+        if t.dim() != rank:
+            raise ValueError(
+                f"{name}: {argument} must have {rank} dimensions, got shape {[*t.shape]}"
+            )
+    (tokens, hidden), slots = x.shape, experts_of.shape[1]
+    experts, columns, inter = fc2.shape
+    sizes = Sizes(tokens, slots, experts, hidden, inter, function.is_gated)
+    if columns != hidden:
+        raise ValueError(
+            f"{name}: fc2_expert_weights must have shape {[experts, hidden, inter]}, got "
+            f"{[*fc2.shape]}"
+        )
+    check_sizes(name, sizes, mode)
+    check_tensor(name, "input", x, x, x.dtype, tokens, hidden)
+    check_tensor(name, "token_selected_experts", experts_of, x, torch.int32, tokens, slots)
+    check_tensor(name, "fc1_expert_weights", fc1, x, fc2.dtype, experts, sizes.inputs, hidden)
+    check_tensor(name, "fc2_expert_weights", fc2, x, fc2.dtype, experts, hidden, inter)
+    return sizes
+
+
+def check_sizes(name: str, sizes: Sizes, mode: Mode) -> None:
+    """Raise for sizes that no kernel takes."""
+    multiple = {Mode.HALF: VECTOR, Mode.FP8: 2 * VECTOR, Mode.FP8_BLOCKS: GROUP}[mode]
+    for what, size in (("hidden", sizes.hidden), ("intermediate", sizes.inter)):
+        if size <= 0 or size % multiple:
+            raise ValueError(
+                f"{name}: the {what} size must be a positive multiple of {multiple}, got {size}"
+            )
+    if sizes.slots < 1:
+        raise ValueError(f"{name}: token_selected_experts must have columns, got none")
+    if not 1 <= sizes.experts <= MAX_EXPERTS:
+        raise ValueError(
+            f"{name}: a rank must have 1 to {MAX_EXPERTS} experts, got {sizes.experts}"
+        )
+    if sizes.rows > MAX_ROWS - 512:
+        raise ValueError(
+            f"{name}: there must be at most {MAX_ROWS - 512} slots of all tokens, got {sizes.rows}"
+        )
+
+
+def check_ranks(name: str, **ranks: tuple[int, int]) -> None:
+    """Raise unless each rank is one of its group's."""
+    for kind, (size, rank) in ranks.items():
+        if size <= 0:
+            raise ValueError(f"{name}: {kind}_size must be positive, got {size}")
+        if not 0 <= rank < size:
+            raise ValueError(f"{name}: {kind}_rank must be in [0, {size}), got {rank}")
+
+
+def check_apart(
+    name: str, argument: str, t: torch.Tensor | None, **others: torch.Tensor | None
+) -> None:
+    """Raise if a tensor that is written shares memory with another argument."""
+    if t is None:
+        return
+    begin, end = memory_of(t)
+    for other_name, other in others.items():
+        if other is not None:
+            other_begin, other_end = memory_of(other)
+            if begin < other_end and other_begin < end:
+                raise ValueError(
+                    f"{name}: {argument} must not overlap {other_name}'s memory; call .clone()"
+                )

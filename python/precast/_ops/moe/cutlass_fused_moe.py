@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts, from tokens and their experts to their results.
+
+Source: Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538; scales of blocks:
+DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.export import op
+from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise
+from precast._ops.gemm.grouped_mm import grouped_mm_bf16
+from precast._ops.gemm.scaled_mm import grouped_mm_fp8
+from precast._ops.moe._experts import (
+    Mode,
+    Scratch,
+    Sizes,
+    check_apart,
+    check_ranks,
+    check_sizes,
+    check_tensor,
+    function_of,
+    mode_of,
+    scratch_layout,
+    scratch_of,
+    sizes_of,
+    unsupported,
+)
+from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
+from precast._ops.moe._rows import GROUP
+from precast._ops.moe.enums import ActivationType
+from precast._ops.moe.expert_activation import (
+    ACTIVATION,
+    ACTIVATION_BLOCK_QUANT,
+    ACTIVATION_QUANT,
+)
+from precast._ops.moe.moe_permute import PERMUTE, PERMUTE_QUANT
+from precast._ops.moe.moe_sort import SORT
+from precast._ops.moe.moe_unpermute import UNPERMUTE
+from precast.api_logging import precast_api
+from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
+
+_NAME = "cutlass_fused_moe"
+
+
+def _check_scales(
+    quant_scales: Sequence[torch.Tensor] | None, x: torch.Tensor, mode: Mode, sizes: Sizes
+) -> tuple[torch.Tensor, ...]:
+    """Return the scales that the mode needs; raise unless they are there."""
+    given = tuple(quant_scales or ())
+    count = {Mode.HALF: 0, Mode.FP8: 4, Mode.FP8_BLOCKS: 2}[mode]
+    if count == 0:
+        return ()
+    if len(given) != count:
+        raise ValueError(
+            f"{_NAME}: quant_scales must hold {count} tensors for this mode, got {len(given)}"
+        )
+    experts = sizes.experts
+    if mode is Mode.FP8_BLOCKS:
+        shapes = [
+            (experts, -(-sizes.inputs // GROUP), sizes.hidden // GROUP),
+            (experts, sizes.hidden // GROUP, sizes.inter // GROUP),
+        ]
+    else:
+        each = (experts,)
+        second = each if given[1].dim() else ()
+        shapes = [each, second, each, tuple(given[3].shape) if given[3].numel() == 1 else ()]
+    for i, (scale, shape) in enumerate(zip(given, shapes, strict=True)):
+        check_tensor(_NAME, f"quant_scales[{i}]", scale, x, torch.float32, *shape)
+    return given
+
+
+def _run(
+    s: Scratch,
+    mode: Mode,
+    sizes: Sizes,
+    function: ActivationType,
+    x: torch.Tensor,
+    selected: torch.Tensor,
+    weights: torch.Tensor | None,
+    first_expert: int,
+    fc1: torch.Tensor,
+    fc2: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    fc1_bias: torch.Tensor | None,
+    fc2_bias: torch.Tensor | None,
+    numbers: tuple[torch.Tensor | None, ...],
+    output: torch.Tensor,
+    tactics: Sequence[int],
+    enable_pdl: bool | None,
+) -> None:
+    """Launch the steps."""
+    pdl = enable_pdl
+    SORT.launch(selected, first_expert, s.offsets, s.rows, s.row_experts, s.counts, pdl)
+    of_rows = s.first, s.offsets, s.row_experts
+    act = int(function)
+    if mode is Mode.HALF:
+        PERMUTE.launch(x, s.rows, s.tokens, pdl)
+        grouped_mm_bf16(s.tokens, fc1, s.offsets, s.first, s.first.dtype, tactic=tactics[0])
+        ACTIVATION.launch(*of_rows, act, fc1_bias, *numbers, None, s.active, pdl)
+        grouped_mm_bf16(s.active, fc2, s.offsets, s.second, s.second.dtype, tactic=tactics[1])
+        scale = None
+    elif mode is Mode.FP8:
+        dequant, quant, scale, _ = scales
+        PERMUTE.launch(x, s.rows, s.tokens, pdl)
+        grouped_mm_fp8(s.tokens, fc1, s.offsets, None, s.first, s.first.dtype, tactic=tactics[0])
+        ACTIVATION_QUANT.launch(*of_rows, quant, act, fc1_bias, *numbers, dequant, s.active, pdl)
+        grouped_mm_fp8(s.active, fc2, s.offsets, None, s.second, s.second.dtype, tactic=tactics[1])
+    else:
+        of_fc1, of_fc2 = (scale.mT for scale in scales)
+        PERMUTE_QUANT.launch(x, s.rows, s.tokens, s.token_scales, pdl)
+        group_gemm_fp8_nt_groupwise(
+            *(s.tokens, fc1, s.token_scales.mT, of_fc1, s.offsets), out=s.first, choice=tactics[0]
+        )
+        ACTIVATION_BLOCK_QUANT.launch(
+            *of_rows, act, fc1_bias, *numbers, None, s.active, s.active_scales, pdl
+        )
+        group_gemm_fp8_nt_groupwise(
+            *(s.active, fc2, s.active_scales.mT, of_fc2, s.offsets),
+            out=s.second,
+            choice=tactics[1],
+        )
+        scale = None
+    UNPERMUTE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
+
+
+def _fill(made: dict[str, Any]) -> None:
+    selected = made["token_selected_experts"]
+    numbers = torch.arange(selected.numel(), device=selected.device)
+    experts = len(made["fc1_expert_weights"])
+    selected.copy_((numbers * 7 % experts).view(selected.shape))
+    for name in ("fc1_expert_weights", "fc2_expert_weights"):
+        made[name].mul_(made[name].shape[-1] ** -0.5)
+
+
+@precast_api(
+    trace=TraceTemplate(
+        op_type="moe",
+        name_prefix="cutlass_fused_moe",
+        description="Computes a mixture of experts, from tokens and their experts to results.",
+        axes={
+            "num_tokens": Var(sample=6),
+            "topk": Const("k", sample=2),
+            "num_local_experts": Const("e", sample=4),
+            "hidden_size": Const("h", multiple=16),
+            "intermediate_size": Const("i", multiple=16),
+            "fc1_size": Const("", value="2 * intermediate_size"),
+        },
+        inputs={
+            "input": Tensor(["num_tokens", "hidden_size"]),
+            "token_selected_experts": Tensor(["num_tokens", "topk"], dtype="int32"),
+            "token_final_scales": Tensor(["num_tokens", "topk"], dtype="float32"),
+            "fc1_expert_weights": Tensor(["num_local_experts", "fc1_size", "hidden_size"]),
+            "fc2_expert_weights": Tensor(["num_local_experts", "hidden_size", "intermediate_size"]),
+        },
+        outputs={"output": Tensor(["num_tokens", "hidden_size"], dtype="bfloat16")},
+        reference=cutlass_fused_moe_reference,
+        tags=["moe"],
+        fixed={"output_dtype": Dtype("bfloat16"), "quant_scales": None},
+        fill=_fill,
+    )
+)
+@op("moe_permute")
+def cutlass_fused_moe(
+    input: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_scales: torch.Tensor | None,
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    output_dtype: torch.dtype,
+    quant_scales: Sequence[torch.Tensor] | None,
+    fc1_expert_biases: torch.Tensor | None = None,
+    fc2_expert_biases: torch.Tensor | None = None,
+    input_sf: torch.Tensor | None = None,
+    swiglu_alpha: torch.Tensor | None = None,
+    swiglu_beta: torch.Tensor | None = None,
+    swiglu_limit: torch.Tensor | None = None,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    ep_size: int = 1,
+    ep_rank: int = 0,
+    cluster_size: int = 1,
+    cluster_rank: int = 0,
+    output: torch.Tensor | None = None,
+    enable_alltoall: bool = False,
+    use_deepseek_fp8_block_scale: bool = False,
+    use_w4_group_scaling: bool = False,
+    use_mxfp8_act_scaling: bool = False,
+    min_latency_mode: bool = False,
+    use_packed_weights: bool = False,
+    use_wfp4afp8_humming: bool = False,
+    tune_max_num_tokens: int = 8192,
+    enable_pdl: bool | None = None,
+    activation_type: int = ActivationType.Swiglu,
+    swizzled_input_sf: bool = True,
+    use_fused_finalize: bool = True,
+    profile_ids: Sequence[int] | None = None,
+    workspace_buffer: torch.Tensor | None = None,
+    *,
+    clamped_relu2_limit: torch.Tensor | None = None,
+    situ_beta: torch.Tensor | None = None,
+    situ_linear_beta: torch.Tensor | None = None,
+    backend: str = "cutlass",
+) -> list[torch.Tensor]:
+    r"""Compute a mixture of experts, from tokens and their experts to their results.
+
+    .. math::
+
+        out_t = \mathrm{round}\left(\sum_s scale_{t,s} \cdot \left(act(x_t W_{1,e}^T + b_{1,e})
+        W_{2,e}^T + b_{2,e}\right)\right), \quad e = selected_{t,s}
+
+    Slots whose expert another rank has add nothing here; ranks add up their results.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[tokens, hidden]``, contiguous, on a CUDA device: bfloat16 or float16, or float8_e4m3fn
+        (see Modes in the notes).
+    token_selected_experts : torch.Tensor
+        ``[tokens, slots]``, int32, contiguous: the experts of each token, of all ranks. Any number
+        that is not one of this rank's experts is skipped; a token may have an expert twice.
+    token_final_scales : torch.Tensor or None
+        ``[tokens, slots]``, float32, contiguous: the weights of the experts' results. None: 1.
+    fc1_expert_weights : torch.Tensor
+        ``[experts, 2 inter, hidden]``, contiguous: the experts of this rank. The first half of the
+        rows is the linear part (w3, up) and the second the gate (w1); without a gate there are
+        ``inter`` rows.
+    fc2_expert_weights : torch.Tensor
+        ``[experts, hidden, inter]``, contiguous, of the same dtype; up to 1024 experts.
+    output_dtype : torch.dtype
+        bfloat16 or float16.
+    quant_scales : sequence of torch.Tensor or None
+        Float32, contiguous. None or ignored for 16-bit weights; for FP8 see Modes in the notes.
+    fc1_expert_biases : torch.Tensor, optional
+        ``[experts, 2 inter]`` or ``[experts, inter]`` of ``output_dtype``, contiguous. Default:
+        none.
+    fc2_expert_biases : torch.Tensor, optional
+        ``[experts, hidden]`` of ``output_dtype``, contiguous; added on ``tp_rank`` 0 alone.
+        Default: none.
+    input_sf : torch.Tensor, optional
+        Only None: no mode here has scales of the input.
+    swiglu_alpha, swiglu_beta, swiglu_limit : torch.Tensor, optional
+        ``[experts]``, float32, contiguous: the numbers of SwigluBias, which Swiglu becomes if one
+        of them is given. Default: 1, 0 and infinity.
+    tp_size, tp_rank : int
+        Ranks that split ``inter``, and which of them this is. Default: 1 and 0.
+    ep_size, ep_rank : int
+        Ranks that have ``experts`` experts each, and which of them this is. Default: 1 and 0.
+    cluster_size, cluster_rank : int
+        Only 1 and 0.
+    output : torch.Tensor, optional
+        ``[tokens, hidden]`` of ``output_dtype``, contiguous. Default: a new tensor.
+    enable_alltoall : bool
+        Whether tokens came from other ranks, with experts that this rank does not have. Without
+        effect, as such slots are always skipped.
+    use_deepseek_fp8_block_scale : bool
+        Whether weights are float8_e4m3fn with scales of blocks. Default: False.
+    use_w4_group_scaling, use_mxfp8_act_scaling, min_latency_mode, use_packed_weights : bool
+        Only False: no kernel has these modes.
+    use_wfp4afp8_humming : bool
+        Only False.
+    tune_max_num_tokens : int
+        Without effect, as nothing is tuned.
+    activation_type : int
+        An :class:`ActivationType`, as :func:`expert_activation` takes it. Default: Swiglu.
+    swizzled_input_sf : bool
+        Without effect without ``input_sf``.
+    use_fused_finalize : bool
+        Without effect: results are always added in the same order.
+    profile_ids : sequence of int, optional
+        The ``tactic`` of both grouped products, -1 for what their launcher expects to be the
+        fastest. Default: -1 for both.
+    workspace_buffer : torch.Tensor, optional
+        Scratch memory, uint8 or int8 with one dimension, at a multiple of 128 bytes; as many bytes
+        as :func:`cutlass_fused_moe_workspace_size` says for as many tokens, or more. Calls that may
+        run at the same time need one each. Without effect while ``torch.compile`` traces. Default:
+        new memory.
+    clamped_relu2_limit, situ_beta, situ_linear_beta : torch.Tensor, optional
+        Only None: no kernel computes these functions.
+    backend : str
+        Only ``"cutlass"``, FlashInfer's default, which are precast's own kernels.
+
+    Returns
+    -------
+    list of torch.Tensor
+        ``output``, or a new tensor, alone in a list.
+
+    Raises
+    ------
+    BackendSupportedError
+        A mode, or an ``activation_type``, that no kernel has; the message lists what there is.
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device, strides or alignment other
+        than above; sizes that are no multiples of 8 (16 with FP8, 128 with scales of blocks); a
+        rank outside of its group; an ``output`` that overlaps another argument; a workspace that is
+        too small.
+
+    Notes
+    -----
+    Modes:
+
+    - ``input``, weights and ``output_dtype`` are all bfloat16 or all float16. The results of both
+      products and of the activation are rounded to it.
+    - ``input`` and weights are float8_e4m3fn. ``quant_scales`` are the factor of the first product
+      of each expert ``[experts]``, what activations are multiplied by before they are rounded (one
+      number, or ``[experts]``), the factor of the second product ``[experts]``, and one number that
+      is not read. Products are bfloat16 before these factors.
+    - ``use_deepseek_fp8_block_scale``: ``input`` is bfloat16 or float16, weights float8_e4m3fn.
+      ``quant_scales`` are those of the weights in blocks of 128 x 128: ``[experts,
+      ceil(2 inter / 128), hidden / 128]`` and ``[experts, hidden / 128, inter / 128]``. Tokens and
+      activations are quantised as :func:`moe_permute_quant` does.
+
+    The order of rows is stable, and slots are added in float32 in their order, so equal arguments
+    give equal bits, with every value of ``use_fused_finalize``. Experts without tokens are not
+    read. Allocates only a missing ``output`` and a missing workspace; nothing is read by the host,
+    so that a CUDA graph may be replayed with other experts; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x = torch.ones(2, 8).half()
+    >>> up_gate, down = torch.ones(2, 16, 8).half(), torch.ones(2, 8, 8).half()
+    >>> experts = torch.tensor([[0], [1]], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     out = precast.fused_moe.cutlass_fused_moe(
+    ...         x, experts, torch.tensor([[1.0], [0.5]]), up_gate, down, torch.float16, None)[0]
+    >>> out[:, 0]
+    tensor([511.7500, 255.8750], dtype=torch.float16)
+    """
+    if backend != "cutlass":
+        if backend == "cake":
+            raise unsupported(_NAME, "backend='cake'")
+        raise ValueError(f"{_NAME}: backend must be 'cutlass', got {backend!r}")
+    if clamped_relu2_limit is not None:
+        raise ValueError(
+            f"{_NAME}: clamped_relu2_limit is supported only with ActivationType.ClampedRelu2, "
+            f"which no kernel computes; pass None"
+        )
+    mode = mode_of(
+        *(_NAME, input.dtype, fc1_expert_weights.dtype, output_dtype),
+        use_deepseek_fp8_block_scale,
+        use_w4_group_scaling=use_w4_group_scaling,
+        use_mxfp8_act_scaling=use_mxfp8_act_scaling,
+        min_latency_mode=min_latency_mode,
+        use_packed_weights=use_packed_weights,
+        use_wfp4afp8_humming=use_wfp4afp8_humming,
+        input_sf=input_sf is not None,
+        situ_beta=situ_beta is not None,
+        situ_linear_beta=situ_linear_beta is not None,
+        cluster_size=cluster_size != 1 or cluster_rank != 0,
+    )
+    numbers = swiglu_alpha, swiglu_beta, swiglu_limit
+    function = function_of(_NAME, activation_type, numbers)
+    check_ranks(_NAME, tp=(tp_size, tp_rank), ep=(ep_size, ep_rank))
+    if profile_ids is not None and len(profile_ids) != 2:
+        raise ValueError(
+            f"{_NAME}: profile_ids must contain [gemm1_profile, gemm2_profile], got {profile_ids!r}"
+        )
+    x = input
+    sizes = sizes_of(
+        _NAME, x, token_selected_experts, fc1_expert_weights, fc2_expert_weights, function, mode
+    )
+    tokens, slots, experts, hidden = sizes[:4]
+    for name, tensor, dtype, shape in (
+        ("token_final_scales", token_final_scales, torch.float32, (tokens, slots)),
+        ("fc1_expert_biases", fc1_expert_biases, output_dtype, (experts, sizes.inputs)),
+        ("fc2_expert_biases", fc2_expert_biases, output_dtype, (experts, hidden)),
+        ("swiglu_alpha", swiglu_alpha, torch.float32, (experts,)),
+        ("swiglu_beta", swiglu_beta, torch.float32, (experts,)),
+        ("swiglu_limit", swiglu_limit, torch.float32, (experts,)),
+        ("output", output, output_dtype, (tokens, hidden)),
+    ):
+        if tensor is not None:
+            check_tensor(_NAME, name, tensor, x, dtype, *shape)
+    scales = _check_scales(quant_scales, x, mode, sizes)
+    if output is None:
+        output = x.new_empty(tokens, hidden, dtype=output_dtype)
+    layout, total = scratch_layout(mode, x.dtype, output_dtype, sizes)
+    scratch = scratch_of(_NAME, workspace_buffer, x, layout, total)
+    if not torch.compiler.is_compiling():
+        read = {
+            "input": x,
+            "token_selected_experts": token_selected_experts,
+            "token_final_scales": token_final_scales,
+            "fc1_expert_weights": fc1_expert_weights,
+            "fc2_expert_weights": fc2_expert_weights,
+            "fc1_expert_biases": fc1_expert_biases,
+            "fc2_expert_biases": fc2_expert_biases,
+        }
+        check_apart(_NAME, "output", output, workspace_buffer=workspace_buffer, **read)
+        check_apart(_NAME, "workspace_buffer", workspace_buffer, **read)
+    _run(
+        *(scratch, mode, sizes, function, x, token_selected_experts, token_final_scales),
+        *(ep_rank * experts, fc1_expert_weights, fc2_expert_weights, scales, fc1_expert_biases),
+        *(fc2_expert_biases if tp_rank == 0 else None, numbers, output),
+        *((-1, -1) if profile_ids is None else profile_ids, enable_pdl),
+    )
+    return [output]
+
+
+@precast_api
+def cutlass_fused_moe_workspace_size(
+    max_num_tokens: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_experts_total: int,
+    top_k: int,
+    *,
+    x_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    output_dtype: torch.dtype = torch.bfloat16,
+    activation_type: int = ActivationType.Swiglu,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    ep_size: int = 1,
+    ep_rank: int = 0,
+    min_latency_mode: bool = False,
+    use_deepseek_fp8_block_scale: bool = False,
+    use_w4_group_scaling: bool = False,
+    use_mxfp8_act_scaling: bool = False,
+    use_fused_finalize: bool = True,
+    use_packed_weights: bool = False,
+    use_wfp4afp8_humming: bool = False,
+    device: torch.device | str | int | None = None,
+    backend: str = "cutlass",
+) -> int:
+    """Return the bytes of scratch memory that :func:`cutlass_fused_moe` needs.
+
+    Parameters
+    ----------
+    max_num_tokens : int
+        The most tokens of a call. A buffer for them serves calls with fewer.
+    hidden_size : int
+        The columns of tokens and results.
+    intermediate_size : int
+        The columns between both products, those of the last dimension of ``fc2_expert_weights``.
+    num_experts_total : int
+        The experts of all ranks.
+    top_k : int
+        The slots of a token.
+    x_dtype, weight_dtype, output_dtype : torch.dtype
+        The dtypes of tokens, weights and results. Default of the last: bfloat16.
+    device : torch.device, optional
+        Without effect: the size does not depend on the GPU.
+    activation_type : int
+        An :class:`ActivationType`. Default: Swiglu.
+    tp_size, tp_rank, ep_size, ep_rank : int
+        As :func:`cutlass_fused_moe` takes them.
+    min_latency_mode, use_w4_group_scaling, use_mxfp8_act_scaling, use_packed_weights : bool
+        Only False.
+    use_wfp4afp8_humming : bool
+        Only False.
+    use_deepseek_fp8_block_scale : bool
+        As :func:`cutlass_fused_moe` takes it.
+    use_fused_finalize : bool
+        Without effect.
+    backend : str
+        Only ``"cutlass"``.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Raises
+    ------
+    BackendSupportedError
+        A mode, or an ``activation_type``, that no kernel has.
+    ValueError
+        A size that is not positive or no multiple of what the mode needs; a rank outside of its
+        group; experts that ranks cannot share equally; another backend.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> precast.fused_moe.cutlass_fused_moe_workspace_size(
+    ...     1, 8, 8, 2, 1, x_dtype=torch.half, weight_dtype=torch.half, output_dtype=torch.half)
+    1536
+    """
+    name = "cutlass_fused_moe_workspace_size"
+    if backend != "cutlass":
+        raise ValueError(f"{name}: backend must be 'cutlass', got {backend!r}")
+    for argument, size in (
+        ("max_num_tokens", max_num_tokens),
+        ("hidden_size", hidden_size),
+        ("intermediate_size", intermediate_size),
+        ("num_experts_total", num_experts_total),
+        ("top_k", top_k),
+    ):
+        if size <= 0:
+            raise ValueError(f"{name}: {argument} must be positive, got {size}")
+    check_ranks(name, tp=(tp_size, tp_rank), ep=(ep_size, ep_rank))
+    if num_experts_total % ep_size:
+        raise ValueError(
+            f"{name}: num_experts_total must be divisible by ep_size, {ep_size}, got "
+            f"{num_experts_total}"
+        )
+    mode = mode_of(
+        *(name, x_dtype, weight_dtype, output_dtype, use_deepseek_fp8_block_scale),
+        use_w4_group_scaling=use_w4_group_scaling,
+        use_mxfp8_act_scaling=use_mxfp8_act_scaling,
+        min_latency_mode=min_latency_mode,
+        use_packed_weights=use_packed_weights,
+        use_wfp4afp8_humming=use_wfp4afp8_humming,
+    )
+    function = function_of(name, activation_type, ())
+    experts = num_experts_total // ep_size
+    sizes = Sizes(max_num_tokens, top_k, experts, hidden_size, intermediate_size, function.is_gated)
+    check_sizes(name, sizes, mode)
+    return scratch_layout(mode, x_dtype, output_dtype, sizes)[1]
