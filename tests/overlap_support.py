@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 import precast
 from precast._op.declaration import AXES, Kind, Parameter, TensorKind
-from precast._op.dispatch import Kernel, kernels
+from precast._op.dispatch import kernels
 from precast._op.export import Export
 from precast._op.matcher import _Matcher
 from precast._ops.attention.kernels import workspace_bytes
@@ -219,10 +219,7 @@ def recorded() -> dict[str, list[Call]]:
     for hopper in kernels().values():  # The same.
         if hopper.op in ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90"):
             assert isinstance(hopper, Export)
-            values = [call.values for call in found[hopper.function]]
-            if hopper.op == "gemm_sm90":
-                values = [*column_major(hopper, values)]
-            found[hopper.name] = [Call(hopper, given) for given in values]
+            found[hopper.name] = [Call(hopper, call.values) for call in found[hopper.function]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
@@ -235,18 +232,6 @@ def recorded() -> dict[str, list[Call]]:
     for call in _calls_of_groups():
         found[call.export.name] = [call]
     return found
-
-
-def column_major(kernel: Kernel, recorded: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The calls with column-major weights, which the 16-bit GEMM for Hopper takes alone."""
-    names = kernel.parameters
-    at = next(names.index(name) for name in ("b", "B", "weights") if name in names)
-    has_rows = kernel.function not in ("mm_bf16", "bmm_bf16")
-    for args in recorded:
-        if "weight_column_major" in names and not args[names.index("weight_column_major")]:
-            continue
-        weight = args[at] if has_rows else args[at].mT.contiguous().mT
-        yield (*args[:at], weight, *args[at + 1 :])
 
 
 def _calls_of_groups() -> list[Call]:

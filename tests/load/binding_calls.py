@@ -12,7 +12,6 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
-from overlap_support import column_major
 from wrong_values import wrong_tensors
 
 import precast
@@ -86,10 +85,8 @@ def valid_calls() -> dict[str, list[Args]]:
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
     for name, kernel in kernels().items():  # The GEMMs of Hopper.
-        if kernel.op in ("fp8_gemm_sm90", "scaled_gemm_sm90"):
+        if kernel.op in ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90"):
             calls[name] = calls[kernel.function]
-        if kernel.op == "gemm_sm90":
-            calls[name] = [*column_major(kernel, calls[kernel.function])]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
 
