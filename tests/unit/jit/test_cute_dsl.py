@@ -171,7 +171,7 @@ def test_jit_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         compiler.build(spec(), "why")
     assert "is not installed" in str(caught.value) and FIX in str(caught.value)
     step = jit_fallback._toolchain_step(spec())
-    assert not step.accepted and FIX in step.detail
+    assert not step.accepted and FIX in step.reason
 
 
 def test_another_version_is_like_none(monkeypatch: pytest.MonkeyPatch) -> None:
