@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles that the GEMM of e4m3 operands with scales of rows is compiled for on sm_90a. The choice
-// among them is that of choose.cuh, with costs of their own.
+// The tiles that the GEMM of e4m3 operands with scales of rows is compiled for on sm_90a. The
+// choice among them is that of choose.cuh, with costs of their own.
 #pragma once
 
 #include "precast/gemm/sm90/choose.cuh"
