@@ -113,6 +113,17 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert found and set(found) == {PLAN.build.cute_dsl}
 
 
+def test_wheels_of_modules_require_it_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "python" / "precast_jit_cache"))
+    import precast_metadata
+
+    monkeypatch.setenv("PRECAST_PROFILE", "core")
+    for archs, wanted in (("9.0a", [REQUIRED]), ("8.0 10.0f", [REQUIRED]), ("8.0", [])):
+        monkeypatch.setenv("PRECAST_CUDA_ARCH_LIST", archs)
+        requires = precast_metadata.Modules().get_requires_for_dynamic_metadata({})
+        assert [text for text in requires if "cutlass" in text] == wanted
+
+
 # -- where the compiler is missing ----------------------------------------------------------------
 
 
