@@ -60,7 +60,7 @@ def mode_of(
     """
     for flag, value in flags.items():
         if value:
-            raise unsupported(name, f"{flag}={value}")
+            raise unsupported(name, f"calls with {flag}")
     dtypes = f"{x_dtype} tokens with {weight_dtype} weights and {output_dtype} results"
     if output_dtype not in _HALVES:
         raise unsupported(name, dtypes)
