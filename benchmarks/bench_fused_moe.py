@@ -145,7 +145,8 @@ def _case(layer: Layer, tokens: int, is_fp8: bool) -> Case:
         flops=6 * rows * hidden * inter,
         dtype=torch.float8_e4m3fn if is_fp8 else torch.bfloat16,
         close=CLOSE[is_fp8],
-        tolerances={6: Tolerance(torch.inf, torch.inf), 7: CLOSE[is_fp8]},
+        # What is in the workspace afterwards does not matter.
+        tolerances={6: Tolerance(0.0, 1e9), 7: CLOSE[is_fp8]},
     )
 
 
