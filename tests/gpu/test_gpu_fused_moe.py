@@ -271,6 +271,11 @@ def test_errors_leave_the_output_alone(generator: torch.Generator) -> None:
         with pytest.raises(ValueError, match=words):
             call.run(output=out.view)
     call.selected = good
+    aligned, odd = call.x, torch.empty(16 * 128 + 1, dtype=torch.bfloat16, device="cuda")
+    call.x = odd[1:].view(16, 128)
+    with pytest.raises(ValueError, match="input must start at a multiple of 16 bytes"):
+        call.run(output=out.view)
+    call.x = aligned
     call.dtype = torch.float16
     with pytest.raises(BackendSupportedError, match=r"no kernel computes torch\.bfloat16 tokens"):
         call.run(output=out.view)

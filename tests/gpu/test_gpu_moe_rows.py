@@ -167,6 +167,7 @@ def activation_call(
         bias = torch.randn(experts, inputs, generator=generator, device=DEVICE)
         numbers = [bias.to(dtype), uniform(experts), uniform(experts), uniform(experts) * 2]
         numbers.append(uniform(experts))
+        numbers[3][2] *= -1  # A negative limit means what the formula says.
     return [x, offsets, of, act, *numbers], 117
 
 
