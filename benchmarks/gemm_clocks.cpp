@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "precast/gemm/sm90/gemm16_choose.cuh"
+#include "precast/gemm/sm90/scaled_choose.cuh"
 
 using namespace precast;
 
@@ -34,3 +35,4 @@ static void write_clocks(const double* costs, int sms, const int* problems, int 
 
 FAMILY(fp8_gemm_sm90, Fp8GemmChoice)
 FAMILY(gemm_sm90, Gemm16Choice)
+FAMILY(scaled_gemm_sm90, ScaledGemmChoice)

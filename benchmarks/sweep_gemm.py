@@ -4,7 +4,7 @@
 
     python benchmarks/sweep_gemm.py --op OP --json FILE [--shape M,N,K ...] [--choice NUMBER ...]
 
-OP is fp8_gemm_sm90 or gemm_sm90.
+OP is fp8_gemm_sm90, gemm_sm90 or scaled_gemm_sm90.
 
 Without --shape, these are weights of several models with numbers of tokens from 1 to 8192. Each
 choice is timed in a CUDA graph of calls on several copies of the arguments, which together exceed
@@ -30,6 +30,7 @@ import torch
 
 from precast._ops.gemm.fp8_gemm import _GEMM_SM90
 from precast._ops.gemm.mm_bf16 import _MM_SM90
+from precast._ops.gemm.scaled_mm import _SCALED_MM_SM90
 
 #: Columns and depth of weights.
 WEIGHTS = (
@@ -70,15 +71,16 @@ class Family(NamedTuple):
         ]
 
 
-def _fp8_arguments(m: int, n: int, k: int) -> _Arguments:
-    def codes(rows: int) -> torch.Tensor:
-        values = torch.randint(0, 120, (rows, k), dtype=torch.uint8, device="cuda")
-        return values.view(torch.float8_e4m3fn)
+def _codes(rows: int, depth: int) -> torch.Tensor:
+    values = torch.randint(0, 120, (rows, depth), dtype=torch.uint8, device="cuda")
+    return values.view(torch.float8_e4m3fn)
 
+
+def _fp8_arguments(m: int, n: int, k: int) -> _Arguments:
     blocks = -(-k // 128)
     return (
-        codes(m),
-        codes(n),
+        _codes(m, k),
+        _codes(n, k),
         torch.rand(blocks, -(-m // 4) * 4, device="cuda")[:, :m].T,
         torch.rand(-(-n // 128), blocks, device="cuda"),
         torch.empty(m, n, dtype=torch.bfloat16, device="cuda"),
@@ -88,6 +90,13 @@ def _fp8_arguments(m: int, n: int, k: int) -> _Arguments:
 def _arguments(m: int, n: int, k: int) -> _Arguments:
     a, weight = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
     return a, weight.T, torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+
+
+def _scaled_arguments(m: int, n: int, k: int) -> _Arguments:
+    """With a scale for each row, as engines quantise."""
+    scales = torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
+    out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+    return _codes(m, k), _codes(n, k).T, *scales, out
 
 
 FAMILIES = {
@@ -102,6 +111,12 @@ FAMILIES = {
         _arguments,
         lambda a, b, out, choice: _MM_SM90.launch(a, b, None, out, choice, True),
         2,
+    ),
+    "scaled_gemm_sm90": Family(
+        "scaled_choose.cuh",
+        _scaled_arguments,
+        lambda *given: _SCALED_MM_SM90.launch(*given[:5], None, given[5]),
+        1,
     ),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from precast._ops.attention.plan import PlanShape, Tables
 from precast._ops.comm.host_memory import allocate
 from precast._ops.comm.patterns import TENSOR, TOKEN
 from precast._ops.mla.tiles import SM90_BLOCK_M
+from precast._ops.moe._backends import CUTE_DSL
 from precast.comm import vllm_init_custom_ar, vllm_meta_size, vllm_register_buffer
 from precast.trace import make_inputs, registered
 
@@ -216,13 +217,10 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
-    for hopper in kernels().values():  # The same.
-        if hopper.op in ("fp8_gemm_sm90", "gemm_sm90"):
-            assert isinstance(hopper, Export)
-            values = [call.values for call in found[hopper.function]]
-            if hopper.op == "gemm_sm90":
-                values = [*column_major(hopper, values)]
-            found[hopper.name] = [Call(hopper, given) for given in values]
+    for other in kernels().values():  # The same.
+        if has_calls_of_function(other):
+            assert isinstance(other, Export)
+            found[other.name] = [Call(other, call.values) for call in found[other.function]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
@@ -237,16 +235,10 @@ def recorded() -> dict[str, list[Call]]:
     return found
 
 
-def column_major(kernel: Kernel, recorded: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The calls with column-major weights, which the 16-bit GEMM for Hopper takes alone."""
-    names = kernel.parameters
-    at = next(names.index(name) for name in ("b", "B", "weights") if name in names)
-    has_rows = kernel.function not in ("mm_bf16", "bmm_bf16")
-    for args in recorded:
-        if "weight_column_major" in names and not args[names.index("weight_column_major")]:
-            continue
-        weight = args[at] if has_rows else args[at].mT.contiguous().mT
-        yield (*args[:at], weight, *args[at + 1 :])
+def has_calls_of_function(kernel: Kernel) -> bool:
+    """Whether it is a second kernel of a public function, which reference mode never chooses."""
+    gemms = ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90")
+    return kernel.op in gemms or kernel.op.endswith(CUTE_DSL)
 
 
 def _calls_of_groups() -> list[Call]:

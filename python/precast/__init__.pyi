@@ -122,6 +122,8 @@ from precast._ops.moe.expert_activation import (
 from precast._ops.moe.expert_activation import expert_activation_quant as expert_activation_quant
 from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
 from precast._ops.moe.hash_topk import hash_topk as hash_topk
+from precast._ops.moe.moe_activation import moe_activation as moe_activation
+from precast._ops.moe.moe_finalize import moe_finalize as moe_finalize
 from precast._ops.moe.moe_permute import moe_permute as moe_permute
 from precast._ops.moe.moe_permute import moe_permute_quant as moe_permute_quant
 from precast._ops.moe.moe_sort import moe_sort as moe_sort

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture of experts: which experts a token goes to, with what weights, and what they compute."""
+"""Mixture of experts: which experts a token goes to, with what weights, and what they compute.
+
+:func:`moe_activation` stands between the two grouped products of FP8 experts, :func:`moe_finalize`
+behind the second one.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ from precast._ops.moe.fused_topk_deepseek import (
     fused_topk_deepseek_reference,
 )
 from precast._ops.moe.hash_topk import hash_topk, hash_topk_reference
+from precast._ops.moe.moe_activation import moe_activation, moe_activation_reference
+from precast._ops.moe.moe_finalize import moe_finalize, moe_finalize_reference
 from precast._ops.moe.moe_permute import (
     moe_permute,
     moe_permute_quant,
@@ -46,6 +52,10 @@ __all__ = [
     "fused_topk_deepseek_reference",
     "hash_topk",
     "hash_topk_reference",
+    "moe_activation",
+    "moe_activation_reference",
+    "moe_finalize",
+    "moe_finalize_reference",
     "moe_permute",
     "moe_permute_quant",
     "moe_permute_quant_reference",

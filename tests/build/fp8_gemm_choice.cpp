@@ -9,6 +9,7 @@
 // Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices. With a third argument it
 // prints instead, for each problem of FP8, its numbers and each legal choice with its clocks.
 #include "precast/gemm/sm90/gemm16_choose.cuh"
+#include "precast/gemm/sm90/scaled_choose.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -137,6 +138,8 @@ int main(int argc, char** argv) {
   check_scales();
   check_choices<Fp8GemmChoice>(problems, seed);
   check_choices<Gemm16Choice>(problems, seed);
+  check_choices<ScaledGemmChoice>(problems, seed);
+  static_assert(int(ScaledGemmChoice::kChoices) == int(Gemm16Choice::kChoices), "CHOICES");
   std::printf("%d and %d choices\n", Fp8GemmChoice::kChoices, Gemm16Choice::kChoices);
   return 0;
 }

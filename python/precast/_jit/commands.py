@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from precast._jit import cute_dsl
 from precast._jit.toolchain import Toolchain, for_host_compiler
 from precast._plan.spec import ModuleSpec
 
@@ -13,7 +14,7 @@ from precast._plan.spec import ModuleSpec
 class Command(NamedTuple):
     """One compiler or linker call, which runs in the folder of its output."""
 
-    kind: str  # "cuda", "host" or "link"
+    kind: str  # "cuda", "cute_dsl", "host" or "link"
     argv: list[str]
     output: Path
 
@@ -32,6 +33,10 @@ def build_commands(spec: ModuleSpec, toolchain: Toolchain, folder: Path) -> list
     commands = []
     for source in spec.sources:
         output = folder / (Path(source).name + ".o")
+        if source.endswith(".py"):
+            argv = cute_dsl_command(spec, toolchain, source, output)
+            commands.append(Command("cute_dsl", argv, output))
+            continue
         cuda = source.endswith(".cu")
         compiler = toolchain.nvcc_command() if cuda else [str(toolchain.host_compiler)]
         argv = [
@@ -52,9 +57,28 @@ def build_commands(spec: ModuleSpec, toolchain: Toolchain, folder: Path) -> list
         str(toolchain.host_compiler),
         *spec.link_flags,
         f"-Wl,--version-script={spec.root / spec.version_script}",
-        *(str(command.output) for command in sorted(commands, key=lambda c: c.kind == "cuda")),
+        *(str(command.output) for command in sorted(commands, key=lambda c: c.kind != "host")),
         *toolchain.libraries,
         "-o",
         str(library),
     ]
     return [*commands, Command("link", argv, library)]
+
+
+def cute_dsl_command(
+    spec: ModuleSpec, toolchain: Toolchain, source: str, output: Path
+) -> list[str]:
+    """Compiles a Python source; the host compiler's own flags follow ``--``."""
+    return [
+        *cute_dsl.command(spec.root),
+        f"--fatbinary={toolchain.fatbinary}",
+        *spec.compile_flags(source),
+        str(spec.source_path(source)),
+        "-o",
+        str(output),
+        "--",
+        str(toolchain.host_compiler),
+        *spec.compile_flags(".cc"),
+        *location_flags(spec, ".cc"),
+        *toolchain.include_flags(cuda=False),
+    ]

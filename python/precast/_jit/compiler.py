@@ -24,7 +24,7 @@ from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError, CompileError, MissingJITCacheError
 from precast._base.log import get_logger
 from precast._base.trust import own_folder
-from precast._jit import cache, causes, env, policy
+from precast._jit import cache, causes, cute_dsl, env, policy
 from precast._jit.commands import Command, build_commands
 from precast._jit.dependencies import dependencies
 from precast._jit.hermetic import compiler_environment
@@ -64,6 +64,7 @@ def build(spec: ModuleSpec, reason: str) -> Path:
             spec,
         )
     toolchain = find_toolchain(spec.arch, spec.cuda_major, spec.tvm_ffi_range)
+    cute_dsl.require(spec)
     root = env.writable_cache_dir()
     target = cache.entry(root, spec, toolchain)
     with _lock(root, target.name):

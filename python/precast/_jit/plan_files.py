@@ -15,11 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from precast._base.driver import device_capabilities
 from precast._base.errors import ConfigError, ToolchainError, UnsupportedConfigError
+from precast._jit import cute_dsl
 from precast._jit.commands import location_flags
 from precast._jit.hermetic import PASSED_VARIABLES, launcher
 from precast._jit.jobs import max_jobs
@@ -35,15 +37,19 @@ def cmake_rows(specs: Iterable[ModuleSpec]) -> str:
     lines = ["# Written by python -m precast.jit; do not edit."]
     for spec in specs:
         cuda = [s for s in spec.sources if s.endswith(".cu")]
-        host = [s for s in spec.sources if not s.endswith(".cu")]
+        host = [s for s in spec.sources if s.endswith(".cc")]
+        python = [s for s in spec.sources if s.endswith(".py")]
         fields = {
             "NAME": [spec.name],
             "ARCH": [spec.arch.name],
             "OP": [spec.op],
             "CUDA_SOURCES": cuda,
             "HOST_SOURCES": host,
+            "PYTHON_SOURCES": python,
             "CUDA_FLAGS": spec.compile_flags(".cu"),
             "HOST_FLAGS": spec.compile_flags(".cc"),
+            "PYTHON_FLAGS": spec.compile_flags(".py") if python else [],
+            "PYTHON_FILES": sorted(map(str, spec.files())) if python else [],
             "LINK_FLAGS": list(spec.link_flags),
             "VERSION_SCRIPT": [spec.version_script],
             "CUDA_LOCATIONS": location_flags(spec, ".cu"),
@@ -54,13 +60,17 @@ def cmake_rows(specs: Iterable[ModuleSpec]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch], script: Path) -> str:
+def cmake_toolchain(
+    root: Path, toolchain: Toolchain, view: Path, archs: Iterable[Arch], script: Path
+) -> str:
     """The toolchain as variables, so that CMake does not search for one."""
     fields = {
         "PRECAST_CUDA_MAJOR": [str(toolchain.toolkit.major)],
         "PRECAST_TARGETS": [" ".join(arch.target for arch in archs)],
         "PRECAST_CUDA_VIEW": [str(view)],
         "PRECAST_NVCC_COMMAND": toolchain.nvcc_command(),
+        "PRECAST_CUTE_DSL_COMMAND": cute_dsl.command(root),
+        "PRECAST_FATBINARY": [str(toolchain.fatbinary)],
         "PRECAST_HOST_COMPILER": [str(toolchain.host_compiler)],
         "PRECAST_CUDA_INCLUDE_FLAGS": toolchain.include_flags(cuda=True),
         "PRECAST_HOST_INCLUDE_FLAGS": toolchain.include_flags(cuda=False),
@@ -135,10 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             view = view_directory(toolchain.toolkit, args.view)
             script = args.out.with_name("launcher.sh")
             write_if_different(script, launcher())
-            text = cmake_toolchain(toolchain, view, archs, script)
+            text = cmake_toolchain(plan.root, toolchain, view, archs, script)
         else:
             targets = None if args.archs is None else target_archs(plan, args.archs)
-            text = cmake_rows(plan.modules(args.profile, targets, args.cuda))
+            kept, left_out = cute_dsl.buildable(plan.modules(args.profile, targets, args.cuda))
+            if left_out:
+                print(f"warning: {cute_dsl.statement(left_out)}", file=sys.stderr)
+            text = cmake_rows(kept)
     except (ConfigError, ToolchainError, UnsupportedConfigError, ValueError) as error:
         parser.exit(2, f"error: {error}{os.linesep}")
     write_if_different(args.out, text)

@@ -98,6 +98,11 @@ class Toolchain:
     def nvcc_command(self) -> list[str]:
         return [str(self.toolkit.nvcc), f"-ccbin={self.host_compiler}"]
 
+    @property
+    def fatbinary(self) -> Path:
+        """The tool with which nvcc packs machine code, too."""
+        return self.toolkit.nvcc.with_name("fatbinary")
+
     def include_flags(self, cuda: bool, ffi_in_cuda: bool = False) -> list[str]:
         """The folders of third-party headers, without those that nvcc finds by itself.
 

@@ -68,6 +68,7 @@ class BuildConfig:
     version_script: str
     tvm_ffi_min: str
     tvm_ffi_max_exclusive: str
+    cute_dsl: str
     cuda: Mapping[int, CudaMajor]
     archs: Mapping[str, Arch]
     profiles: Mapping[str, Profile]
@@ -163,6 +164,7 @@ def split_target(name: str, legal: Iterable[str]) -> tuple[str, str]:
 def read_build(path: Path, root: Path) -> BuildConfig:
     top = read_table(path).only(*keys.BUILD)
     ffi = top.table("tvm_ffi").only(*keys.TVM_FFI)
+    cute_dsl = top.table("cute_dsl").only(*keys.CUTE_DSL)
     flags = top.table("flags").only(*keys.FLAGS)
 
     cuda = {}
@@ -223,6 +225,7 @@ def read_build(path: Path, root: Path) -> BuildConfig:
         version_script=script,
         tvm_ffi_min=release(ffi, "min"),
         tvm_ffi_max_exclusive=release(ffi, "max_exclusive"),
+        cute_dsl=release(cute_dsl, "version"),
         cuda=cuda,
         archs=archs,
         profiles=profiles,

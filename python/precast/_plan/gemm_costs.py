@@ -15,6 +15,7 @@ _FILE = Path(__file__).with_name("gemm_costs.toml")
 _STRUCTS = {
     "fp8_gemm_sm90": ("Fp8GemmCosts", "block-scaled GEMM"),
     "gemm_sm90": ("Gemm16Costs", "GEMM of 16-bit operands"),
+    "scaled_gemm_sm90": ("ScaledGemmCosts", "GEMM of e4m3 operands with scales of rows"),
 }
 OPS = tuple(_STRUCTS)
 _NUMBERS = (
@@ -27,6 +28,7 @@ _NUMBERS = (
     "share",
     "used_by_4",
     "used_by_8",
+    "missing",
 )
 #: Those that have a number for each tile, or for each size of a cluster that splits the depth.
 _LISTS = ("split", "consumer", "tile")

@@ -170,7 +170,8 @@ class Choice(NamedTuple):
 
         depth, tokens, columns = float(problem.depth), problem.tokens, problem.columns
         moved = depth * tokens + depth * columns + 2.0 * tokens * columns
-        read = problem.groups * moved / cost["dram_bytes"][0]
+        missing = 1 - min(1.0, ctas / (problem.sms * tile.ctas_per_sm))
+        read = problem.groups * moved / cost["dram_bytes"][0] * (1 + cost["missing"][0] * missing)
         of_tile = cost["tile"][number]
         if parts > 1:
             split = cost["split"][{2: 0, 4: 1}.get(parts, 2)]

@@ -3,7 +3,8 @@
 
 The scan follows every ``#include`` that it can resolve inside the given folders, also those behind
 an ``#if``, so it finds at least what the compiler would read. For headers that lie elsewhere (CUDA,
-tvm-ffi, the C++ library) the fingerprint holds versions instead.
+tvm-ffi, the C++ library) the fingerprint holds versions instead. A source in Python imports files
+beside it by ``from precast.cute_dsl.<name> import ...``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"\n]+)[>\"]", re.MULTILINE)
+_IMPORT = re.compile(rb"^[ \t]*from precast\.cute_dsl\.(\w+) import", re.MULTILINE)
 
 
 class _File(NamedTuple):
@@ -56,7 +58,11 @@ class SourceFiles:
     def _file(self, path: str) -> _File:
         if path not in self._files:
             data = Path(path).read_bytes()
-            includes = [(mark == b'"', os.fsdecode(name)) for mark, name in _INCLUDE.findall(data)]
+            if path.endswith(".py"):
+                includes = [(True, f"{os.fsdecode(name)}.py") for name in _IMPORT.findall(data)]
+            else:
+                found = _INCLUDE.findall(data)
+                includes = [(mark == b'"', os.fsdecode(name)) for mark, name in found]
             self._files[path] = _File(hashlib.sha256(data).hexdigest(), includes)
         return self._files[path]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 OP = {
     "description": "What the op computes, in one line.",
-    "sources": "`*.cu` files for nvcc and `*.cc` files for the host compiler, relative to the root "
-    "of the project.",
+    "sources": "`*.cu` files for nvcc, `*.cc` files for the host compiler and `*.py` files of "
+    "`python/precast/cute_dsl/` for the compiler of CuTe DSL, relative to the root of the project.",
     "exports": "The functions that every module of the op exports. A function belongs to one op.",
     "archs": "The targets that the op has kernels for; names of `[archs.*]` in `build.toml`.",
     "exact_arch": "Whether a device takes modules of the best of these targets alone, where others "
@@ -20,7 +20,8 @@ OP = {
     "builds in, and all of it compiles. Values are words, whole numbers or booleans; an axis named "
     "`dtype` or `dtype_*` takes dtype words. Where only some combinations exist, one key joins the "
     'axes by commas and lists the combinations: `"head_dim_qk,head_dim_vo" = [[64, 64], [192, '
-    "128]]`. Each axis becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
+    "128]]`. Each axis becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files, and an "
+    "argument of `kernels()` in the `*.py` files.",
     "tiles": "The sizes of tile that the op's kernels exist in, where they depend on axes. `make "
     "generate` writes them into `include/precast/<op>/tile_traits.cuh`. Optional.",
     "aot": "The prebuilt part of that space, as `[[aot]]` blocks.",
@@ -44,6 +45,7 @@ TILE_SHAPE = {
 BUILD = {
     "tvm_ffi": "The range of tvm-ffi versions that a module runs with.",
     "flags": "The flags of all modules.",
+    "cute_dsl": "The compiler of kernels in CuTe DSL.",
     "cuda": "One table for each CUDA major that modules are built for.",
     "archs": "One table for each target.",
     "profiles": "One table for each named set of modules.",
@@ -51,6 +53,10 @@ BUILD = {
 TVM_FFI = {
     "min": "The oldest version that works.",
     "max_exclusive": "The first version that does not.",
+}
+CUTE_DSL = {
+    "version": "The version of `nvidia-cutlass-dsl` that compiles every such kernel; a build takes "
+    "no other.",
 }
 FLAGS = {
     "cuda": "Flags of nvcc.",
@@ -89,6 +95,7 @@ TABLES = {
     "<op>.toml: [[tiles.shapes]]": TILE_SHAPE,
     "build.toml": BUILD,
     "build.toml: [tvm_ffi]": TVM_FFI,
+    "build.toml: [cute_dsl]": CUTE_DSL,
     "build.toml: [flags]": FLAGS,
     "build.toml: [flags.cuda_major.<N>]": FLAGS_CUDA_MAJOR,
     "build.toml: [cuda.<N>]": CUDA,

@@ -13,6 +13,7 @@ from precast._plan import keys
 from precast._plan.axes import Axis, AxisValue, Space, read_rows
 from precast._plan.axis_keys import names_of
 from precast._plan.build_config import BuildConfig
+from precast._plan.places import CUTE_DSL_FOLDER
 from precast._plan.table import Table, read_table
 from precast._plan.tiles import Tiles, read_tiles
 
@@ -85,11 +86,17 @@ def _read_sources(top: Table, root: Path) -> tuple[str, ...]:
             raise top.fail("sources", f"{source!r} leaves the project", "paths below its root")
         if not (root / source).is_file():
             there = sorted(
-                path.relative_to(root).as_posix() for path in (root / "csrc").rglob("*.c[uc]")
+                path.relative_to(root).as_posix()
+                for folder, pattern in (("csrc", "*.c[uc]"), (CUTE_DSL_FOLDER, "[a-z]*.py"))
+                for path in (root / folder).rglob(pattern)
             )
             raise top.fail("sources", f"{source!r} does not exist", there or "files under csrc/")
-        if not source.endswith((".cu", ".cc")):
-            raise top.fail("sources", f"{source!r} has an unknown suffix", ("*.cu", "*.cc"))
+        if not source.endswith((".cu", ".cc", ".py")):
+            raise top.fail("sources", f"{source!r} has an unknown suffix", ("*.cu", "*.cc", "*.py"))
+        if source.endswith(".py") and Path(source).parent.as_posix() != CUTE_DSL_FOLDER:
+            raise top.fail(
+                "sources", f"{source!r} is no kernel in CuTe DSL", f"files of {CUTE_DSL_FOLDER}/"
+            )
     return sources
 
 

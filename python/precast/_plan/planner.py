@@ -117,6 +117,7 @@ class Plan:
             "link_flags": build.link_flags,
             "version_script": build.version_script,
             "tvm_ffi_range": (build.tvm_ffi_min, build.tvm_ffi_max_exclusive),
+            "cute_dsl": build.cute_dsl,
             "cudart": build.cuda[cuda_major].cudart,
         }
 

@@ -12,8 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from precast._base.names import axis_word
 from precast._plan.config import Arch, AxisValue
 from precast._plan.includes import SourceFiles, include_closure
+from precast._plan.places import CUTE_DSL_FOLDER
+
+#: Compiles ``*.py`` sources; relative to the root of the project.
+CUTE_DSL_COMPILER = f"{CUTE_DSL_FOLDER}/_compile.py"
+#: What it includes in the code that it writes.
+CUTE_DSL_HEADER = "csrc/core/cute_kernel.h"
 
 
 @dataclass(frozen=True)
@@ -25,10 +32,13 @@ class ModuleSpec:
     name : str
         The module's name, such as ``norm__dtype_bf16``; the target is not part of it.
     sources : tuple of str
-        ``*.cu`` for nvcc and ``*.cc`` for the host compiler; relative to ``root`` unless absolute.
+        ``*.cu`` for nvcc, ``*.cc`` for the host compiler and ``*.py`` for the compiler of CuTe DSL;
+        relative to ``root`` unless absolute.
     defines : tuple of str
         Macros of the ``*.cu`` files. The ``*.cc`` files get none, so that their objects can be
         shared by every module of an op.
+    cute_dsl : str
+        The version of the compiler of ``*.py`` files.
     exports : tuple of str
         Functions that the module must export; empty for "at least one" (kernels of a user).
     is_aot : bool
@@ -48,6 +58,7 @@ class ModuleSpec:
     version_script: str
     tvm_ffi_range: tuple[str, str]
     cudart: str
+    cute_dsl: str
     defines: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
     include_paths: tuple[Path, ...] = ()
@@ -62,6 +73,11 @@ class ModuleSpec:
     def is_of_user(self) -> bool:
         """Whether a user wrote it, so that its includes may take any form."""
         return self.ffi_in_cuda
+
+    @property
+    def is_cute_dsl(self) -> bool:
+        """Whether it has kernels in CuTe DSL, so that the build needs the compiler of these."""
+        return any(source.endswith(".py") for source in self.sources)
 
     @property
     def file_name(self) -> str:
@@ -88,6 +104,7 @@ class ModuleSpec:
             "link_flags": list(self.link_flags),
             "exports": list(self.exports),
             "tvm_ffi": list(self.tvm_ffi_range),
+            **({"cute_dsl": self.cute_dsl} if self.is_cute_dsl else {}),
         }
 
     @cached_property
@@ -100,7 +117,11 @@ class ModuleSpec:
         return include_closure(self._first_files(), self.include_folders)
 
     def _first_files(self) -> list[Path]:
-        return [*(self.source_path(s) for s in self.sources), self.root / self.version_script]
+        compiler = (CUTE_DSL_COMPILER, CUTE_DSL_HEADER) if self.is_cute_dsl else ()
+        return [
+            *(self.source_path(s) for s in self.sources),
+            *(self.root / file for file in (*compiler, self.version_script)),
+        ]
 
     def contents(self, files: SourceFiles | None = None) -> str:
         """Name and sha256 of :meth:`files`, as JSON.
@@ -128,6 +149,9 @@ class ModuleSpec:
                 # Names of internal linkage get a hash of this, by default of the source's own path.
                 f"-Xcudafe=--orig_src_path_name={self.name}",
             ]
+        if source.endswith(".py"):
+            axes = [f"--axis={axis}={axis_word(value)}" for axis, value in self.axes.items()]
+            return [f"--arch={self.arch.sass}", f"--version={self.cute_dsl}", *axes]
         return list(self.host_flags)
 
 

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from precast._base.errors import ProviderError
+from precast._base.errors import ProviderError, ToolchainError
 from precast._base.files import read_regular
+from precast._base.log import get_logger
 from precast._base.progress import Progress, make_progress
-from precast._jit import cache, compiler
+from precast._jit import cache, compiler, cute_dsl
 from precast._jit.commands import Command, build_commands
 from precast._jit.jobs import max_jobs
 from precast._jit.owner import holder, sign
@@ -53,7 +54,8 @@ def build(
     Parameters
     ----------
     specs : sequence of ModuleSpec
-        The modules to build, all of one CUDA major.
+        The modules to build, all of one CUDA major. Where the compiler of CuTe DSL is not
+        installed, those that need it are left out, and a warning in the log lists them.
     out_dir : Path
         The folder to which ``<arch>/<module>.so`` and ``manifest.json`` are written.
     jobs : int, optional
@@ -62,7 +64,7 @@ def build(
     Raises
     ------
     ToolchainError
-        If there is no compiler for one of the targets.
+        If there is no compiler for one of the targets, or every module is left out.
     CompileError
         If a command fails. Finished modules stay, and the next run continues from there.
     ProviderError
@@ -74,6 +76,11 @@ def build(
     toolchain = find_toolchain(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
+    kept, left_out = cute_dsl.buildable(specs)
+    if not kept:
+        raise ToolchainError(cute_dsl.statement(left_out))
+    if left_out:
+        get_logger().warning("%s", cute_dsl.statement(left_out))
     out_dir = out_dir.absolute()  # Compilers run in other folders.
     is_known = (out_dir / STATE_FOLDER).is_dir()
     _make_folder(out_dir)
@@ -81,7 +88,7 @@ def build(
         if is_known:  # Elsewhere such a folder is not of a build that was killed.
             for left in out_dir.glob(f"{_WORK_PREFIX}*"):
                 shutil.rmtree(left, ignore_errors=True)
-        return _build(plan, specs, toolchain, out_dir, jobs, progress)
+        return _build(plan, kept, toolchain, out_dir, jobs, progress)
 
 
 def _build(

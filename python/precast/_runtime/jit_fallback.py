@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from precast._base.errors import ToolchainError
-from precast._jit import cache, policy
+from precast._jit import cache, cute_dsl, policy
 from precast._jit.cuda_major import driver_cuda_major, jit_cuda_major, older_majors
 from precast._jit.env import cache_dir
 from precast._jit.toolchain import find_toolchain
@@ -59,6 +59,9 @@ def _toolchain_step(spec: ModuleSpec) -> Step:
         toolchain = find_toolchain(spec.arch, spec.cuda_major, spec.tvm_ffi_range)
     except ToolchainError as error:
         return Step("JIT", "", False, str(error).replace("\n", " "))
+    problem = cute_dsl.problem(spec)
+    if problem is not None:
+        return Step("JIT", str(toolchain.toolkit), False, problem)
     return Step("JIT", str(toolchain.toolkit), True, "would be compiled")
 
 

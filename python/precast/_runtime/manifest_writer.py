@@ -184,6 +184,7 @@ def slowest(seconds: Mapping[str, float], count: int = 3) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from precast._jit import cute_dsl
     from precast._jit.plan_files import target_archs
     from precast._jit.toolchain import find_toolkit
 
@@ -199,11 +200,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert source is not None, "CMake runs this in a checkout"
     plan = Plan.load(source)
     archs = target_archs(plan, args.archs)
+    # CMake has said which modules it left out.
+    specs, _ = cute_dsl.buildable(plan.modules(args.profile, archs, args.cuda))
     try:
         manifest = write_manifest(
             args.root,
             plan,
-            plan.modules(args.profile, archs, args.cuda),
+            specs,
             distribution=args.distribution,
             toolkit=find_toolkit(max(archs, key=lambda arch: arch.cuda), args.cuda).build,
         )

@@ -10,6 +10,7 @@ run that was interrupted continues where it stopped. `python -m precast.aot` is 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from precast.cli import _completers, _output
@@ -23,6 +24,8 @@ JSON = {
     "dry_run": "true if nothing was compiled",
     "modules": "the modules: file, state (built; of a dry run also: to build), size in bytes and "
     "compile_seconds (both null in a dry run)",
+    "left_out": "the files of modules whose kernels are in CuTe DSL, if this environment has no "
+    "compiler for these",
 }
 
 
@@ -69,6 +72,7 @@ def _jobs(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     from precast._base import env as _env
+    from precast._jit import cute_dsl
     from precast._jit.plan_files import target_archs
     from precast._jit.toolchain import find_toolchain
     from precast._plan.installed import plan
@@ -82,13 +86,16 @@ def run(args: argparse.Namespace) -> int:
     toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
     major = toolchain.toolkit.major
     profile = args.profile or _env.PROFILE()
-    specs = plan().modules(profile, archs, major)
+    specs, left_out = cute_dsl.buildable(plan().modules(profile, archs, major))
+    if left_out:
+        print(f"warning: {cute_dsl.statement(left_out)}", file=sys.stderr)
     folder = args.out_dir.absolute()
     report = {
         "directory": str(folder),
         "profile": profile,
         "cuda_major": major,
         "dry_run": args.dry_run,
+        "left_out": [spec.file_name for spec in left_out],
     }
     if args.dry_run:
         states = {

@@ -177,17 +177,23 @@ def test_the_names_are_where_flashinfer_has_them(engine: str) -> None:
 @pytest.mark.parametrize("backend", ["cudnn", "mma"])
 @pytest.mark.parametrize("hopper", [False, True])
 def test_which_kernels_run(backend: str, hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for Hopper take what TMA copies: column-major weights, rows that differ."""
+    """Those for Hopper take what TMA copies: rows that differ."""
     monkeypatch.setattr(_plain, "is_hopper", lambda device: hopper)
     both = mm_bf16._MM_BOTH
     wanted = both[1 if hopper and backend != "mma" else 0]
     a, b, _ = problem(6, 24, 64).values()
     batch = a.expand(3, -1, -1), b.expand(3, -1, -1)
-    for x, weight in ((a, b), (a[:1], b), (a, b[:, :1]), batch, (a[:, ::1], b.mT.contiguous().mT)):
+    by_rows = row_major(b)
+    for x, weight in (
+        *((a, b), (a[:1], b), (a, b[:, :1]), batch, (a[:, ::1], b.mT.contiguous().mT)),
+        *((a, by_rows), (a, by_rows[:, :8]), (batch[0], by_rows.expand(3, -1, -1))),
+    ):
         assert _plain.chosen(both, x, weight, backend=backend) is wanted
     assert _plain.chosen(both, a, b.mT, True, backend) is wanted
+    assert _plain.chosen(both, a, by_rows.mT, True, backend) is both[0]
     for x, weight in (
-        (a, row_major(b)),
+        (a, by_rows[:1].expand(64, -1)),
+        (a, by_rows[:, ::2]),
         (a[:1].expand(6, -1), b),
         (a, b[:, :1].expand(-1, 24)),
         (a[:, :0], b[:0]),
@@ -221,9 +227,10 @@ def test_tactics_are_those_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> No
         gemm.grouped_mm_bf16(a, b.T[None], starts, tactic=3)
 
 
-def test_tiles_of_the_kernels_for_hopper() -> None:
+@pytest.mark.parametrize("header", ["gemm16_choose.cuh", "scaled_choose.cuh"])
+def test_tiles_of_the_kernels_for_hopper(header: str) -> None:
     folder = Path(__file__).resolve().parents[3] / "include" / "precast" / "gemm" / "sm90"
-    tiles = (folder / "gemm16_choose.cuh").read_text().partition("kGemm16Tiles[] = {")[2]
+    tiles = (folder / header).read_text().partition("Tiles[] = {")[2]
     clusters = (folder / "choose.cuh").read_text().partition("kSm90Clusters[] = {")[2]
     kinds = re.findall(r"ClusterUse::(\w+), \d", clusters.partition("};")[0])
     assert len(kinds) == _plain.CLUSTERS

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from precast import gemm
+from precast._ops.gemm import _plain, scaled_mm
 from precast.errors import BackendSupportedError
 from precast.shim import look_up
 
@@ -214,3 +215,52 @@ def test_the_names_are_where_flashinfer_has_them(engine: str) -> None:
         for path in ("", "gemm"):
             assert look_up(path, name, engine) is getattr(gemm, name)
     assert look_up("grouped_mm", "grouped_mm_fp8", engine) is gemm.grouped_mm_fp8
+
+
+@pytest.mark.parametrize("backend", ["cublas", "mma"])
+@pytest.mark.parametrize("hopper", [False, True])
+def test_which_kernels_run(backend: str, hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for Hopper take two operands of e4m3 that TMA can copy."""
+    monkeypatch.setattr(_plain, "is_hopper", lambda device: hopper)
+    given = arguments("scaled_mm")
+    a, b = given["a"], given["b"]
+    wants = hopper and backend != "mma"
+    for both, operands, has_rows, name in (
+        (scaled_mm._SCALED_MM_BOTH, (a, b), False, "scaled_mm"),
+        (scaled_mm._BMM_BOTH, (a[None], b[None]), False, "bmm_fp8"),
+        (scaled_mm._MM_BOTH, (a, b.T), True, "mm_fp8"),
+        (scaled_mm._GROUPED_BOTH, (a, b.T[None]), True, "grouped_mm_fp8"),
+    ):
+        export = scaled_mm._chosen(both, *operands, has_rows, backend)
+        assert export.op == ("scaled_gemm_sm90" if wants else "scaled_gemm")
+        assert export.export == (f"{name}_sm90" if wants else name)
+        assert export.function == name
+    both = scaled_mm._SCALED_MM_BOTH
+    for x, weight in (
+        (a.float().to(E5M2), b),
+        (a, b.float().T.to(E5M2).T),
+        (a[:1].expand(ROWS, -1), b),
+        (a, b[:, :1].expand(-1, COLUMNS)),
+        (a[:, :0], b[:0]),
+    ):
+        assert scaled_mm._chosen(both, x, weight, backend=backend) is both[0]
+
+
+def test_tactics_are_those_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {name: arguments(name) for name in ("scaled_mm", "bmm_fp8", "mm_fp8", "grouped_mm_fp8")}
+    want = {name: getattr(gemm, name)(**given).clone() for name, given in calls.items()}
+    for name, given in calls.items():
+        with pytest.raises(ValueError, match=rf"^{name}: tactic must be -1 or a tile below 4, got"):
+            getattr(gemm, name)(**given, tactic=4)
+    monkeypatch.setattr(_plain, "is_hopper", lambda device: True)
+    words = "tactic must be -1 or a tile and cluster for this kind of tokens below 60"
+    for name, given in calls.items():
+        legal = _plain.UNSPLIT if name == "grouped_mm_fp8" else range(_plain.CHOICES)
+        for tactic in range(_plain.CHOICES + 1):
+            given["out"].fill_(-7)
+            if tactic in legal:
+                assert torch.equal(getattr(gemm, name)(**given, tactic=tactic), want[name])
+                continue
+            with pytest.raises(ValueError, match=f"^{name}: {words}, got {tactic}"):
+                getattr(gemm, name)(**given, tactic=tactic)
+            assert (given["out"] == -7).all()

@@ -193,6 +193,16 @@ def test_a_run_without_a_plan_is_refused() -> None:
         BatchMLAPagedAttentionWrapper(workspace()).run(**tensors())
 
 
+@pytest.mark.parametrize("name", ["q_nope", "q_pe", "ckv_cache", "kpe_cache"])
+@pytest.mark.parametrize("out", [None, torch.full((3, 4, 512), 7.0, dtype=torch.bfloat16)])
+def test_a_tensor_on_another_device_is_named(name: str, out: torch.Tensor | None) -> None:
+    given = tensors()
+    wrong = {**given, name: given[name].to("meta")}
+    with pytest.raises(ValueError, match=f"{name} must be on cpu as the wrapper, got meta"):
+        planned().run(**wrong, out=out)
+    assert out is None or (out == 7).all()
+
+
 def test_a_run_has_the_options_of_its_plan() -> None:
     given, sinks = tensors(), torch.zeros(4)
     wrapper = planned(lse_mode="basee")

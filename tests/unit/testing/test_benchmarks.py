@@ -24,10 +24,11 @@ from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 __all__ = ["benchmarks", "on_cpu"]
 #: Several processes measure these, in a program for each: bench_allreduce.py and
 #: bench_custom_all_reduce.py. The cases of e4m3 on Hopper are in bench_attention_sm90.py;
-#: bench_mla.py, bench_gemm.py and bench_fp8_gemm.py run on Hopper's kernels there.
+#: bench_mla.py, bench_gemm.py, bench_scaled_gemm.py and bench_fp8_gemm.py run on Hopper's kernels
+#: there.
 ELSEWHERE = {
     *("allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90", "fp8_gemm_sm90"),
-    "gemm_sm90",
+    *("gemm_sm90", "scaled_gemm_sm90"),
 }
 #: What is made of ops of several families has a routine of its own.
 COMPOSED = {"cutlass_fused_moe": "fused_moe"}

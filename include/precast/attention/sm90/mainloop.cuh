@@ -41,6 +41,7 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
     AccS acc_s;
     OperandP p;
     token -= Tile::kBlockN;
+    if (block.work.num_splits == 1) sm90_prefetch_sinks<Tile>(p_, block);
     shared_.q.wait_full(q_, "Q");
     if constexpr (Tile::kConvertsQueries || Tile::kSplitsQueries) change_queries();
     if constexpr (Tile::kGeneral) rotate_queries(block);

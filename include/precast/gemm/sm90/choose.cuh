@@ -174,10 +174,12 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
   if (shares) block *= 1 + costs.share;
 
   const double depth = problem.depth, groups = problem.groups;
+  // CTAs that are not there ask for nothing meanwhile.
+  const double missing = 1 - std::min(1.0, ctas / (problem.sms * tile.ctas_per_sm()));
   const double read = groups *
                       (kElementBytes * depth * (double(problem.tokens) + problem.columns) +
                        2.0 * problem.tokens * problem.columns) /
-                      costs.dram_bytes;
+                      costs.dram_bytes * (1 + costs.missing * missing);
   double of_tile = costs.tile[choice.tile];
   if (parts > 1) {
     of_tile += costs.split[parts == 2   ? 0

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a tile of GEMM for sm_90a: a bias is added to the sums, if there is one; they are
-// rounded once and written.
+// The epilogue of a tile of GEMM for sm_90a: sums are multiplied by scales of rows and a bias is
+// added to them, where there are some; they are rounded once and written.
 //
 // Lanes write 16 bytes at once, of rows of the output. They hold two neighbours each of a row's
 // columns before: stmatrix brings 32 columns of 16 rows in order in a buffer of the warp. For few
-// tokens, the lanes exchange registers instead. Why not by TMA: its buffer would take the place of
-// a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
+// tokens, the lanes exchange registers instead. What TMA can write of a tile is written by those
+// who derive from this one.
 //
 // If the CTAs of a cluster split the depth, each writes its sums to its own shared memory. After a
 // barrier, each adds up a share of the columns over all CTAs, always in the order of their ranks.
@@ -17,6 +17,7 @@
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
+#include "precast/gemm/sm90/sum_scales.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
 namespace precast {
@@ -31,22 +32,34 @@ class Fp8GemmEpilogue {
   static constexpr bool kHasBuffer = !kIsFloat && Tile::kWarpBufferBytes > 0;
   // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
   static constexpr int kGroup = Tile::kSwapped ? 16 : 32;
-  static constexpr int kPairs = kGroup / 4;
+  static constexpr int kPairs = kGroup / 4, kGroups = Tile::kColumns / kGroup;
   using Pairs = float2[kPairs];
+  // Whether neighbours change places where CTAs exchange sums. Why: the four registers of a store
+  // decide where sums are that are not accumulators. So each is in another bank than the
+  // accumulator that is added to it.
+  static constexpr int kFlip = Params::kHasSumsOfBlocks ? 1 : 0;
+  using Scales = SumScales<Tile, Params>;
 
  public:
   // `row` is the lane's first row of the tile, `buffer` that of the consumer warps, if they have
-  // one.
+  // one; `scales` are those of the tile and the row.
   __device__ __forceinline__ Fp8GemmEpilogue(const Params& params, const GemmTile& tile, int row,
-                                             uint32_t buffer = 0)
+                                             const Scales& scales, uint32_t buffer = 0)
       : params_(params),
         p_(params.p),
         tile_(tile),
+        scales_(scales),
         row_(row),
         buffer_(buffer + (threadIdx.x / 32 - 4) * Tile::kWarpBufferBytes) {}
 
   __device__ __forceinline__ void write(const Acc& sums) const {
-    write_groups(0, 1, [&](int group, Pairs& pairs) { take_pairs(sums, group, pairs); });
+    const Rows rows = rows_of_lane();
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      Pairs pairs;
+      take_pairs(sums, group, pairs);
+      write_group(group, pairs, rows, group % 2);
+    }
   }
 
   // Writes the sum over the CTAs of the cluster. The stages, which begin at `buffer`, have been
@@ -57,9 +70,6 @@ class Fp8GemmEpilogue {
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int ctas = params_.cluster_ctas;
     named_barrier(1, Tile::kThreads);  // the other warpgroup has multiplied, too
-    // Why neighbours change places: the four registers of a store decide where sums are that are
-    // not accumulators. So each is in another bank than the accumulator that is added to it.
-    constexpr int kFlip = Params::kHasSumsOfBlocks ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -70,34 +80,15 @@ class Fp8GemmEpilogue {
     }
     cluster_arrive_shared();
     cluster_wait();
-    write_groups(static_cast<int>(cluster_rank()), ctas, [&](int group, Pairs& pairs) {
-      const uint32_t first = buffer + (group * kPairs / 2 * Tile::kThreads + thread) * 16;
-#pragma unroll
-      for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
-      // Two CTAs at once, because each read takes hundreds of clocks; a cluster has an even number.
+    const Rows rows = rows_of_lane();
+    int turn = 0;
 #pragma unroll 1
-      for (int rank = 0; rank < ctas; rank += 2) {
-        float4 parts[2][kPairs / 2];
-#pragma unroll
-        for (int cta = 0; cta < 2; ++cta) {
-#pragma unroll
-          for (int i = 0; i < kPairs / 2; ++i) {
-            parts[cta][i] = load_quad(first + i * Tile::kThreads * 16, rank + cta);
-          }
-        }
-#pragma unroll
-        for (int cta = 0; cta < 2; ++cta) {
-#pragma unroll
-          for (int i = 0; i < kPairs / 2; ++i) {
-            const float4 x = parts[cta][i];
-            pairs[2 * i].x += kFlip ? x.y : x.x;
-            pairs[2 * i].y += kFlip ? x.x : x.y;
-            pairs[2 * i + 1].x += kFlip ? x.w : x.z;
-            pairs[2 * i + 1].y += kFlip ? x.z : x.w;
-          }
-        }
-      }
-    });
+    for (int group = static_cast<int>(cluster_rank()); group < kGroups; group += ctas) {
+      Pairs pairs;
+      take_sums_of_cluster(buffer + (group * kPairs / 2 * Tile::kThreads + thread) * 16, pairs);
+      write_group(group, pairs, rows, turn);
+      turn ^= 1;
+    }
     __syncwarp();
     cluster_arrive_relaxed();
     cluster_wait();  // no CTA exits while others read its sums
@@ -122,6 +113,36 @@ class Fp8GemmEpilogue {
     }
   }
 
+  // The sums of a group of columns over all CTAs; `first` is where this lane's begin.
+  __device__ __forceinline__ void take_sums_of_cluster(uint32_t first, Pairs& pairs) const {
+    const int ctas = params_.cluster_ctas;
+#pragma unroll
+    for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
+    // Two CTAs at once, because each read takes hundreds of clocks; a cluster has an even number.
+#pragma unroll 1
+    for (int rank = 0; rank < ctas; rank += 2) {
+      float4 parts[2][kPairs / 2];
+#pragma unroll
+      for (int cta = 0; cta < 2; ++cta) {
+#pragma unroll
+        for (int i = 0; i < kPairs / 2; ++i) {
+          parts[cta][i] = load_quad(first + i * Tile::kThreads * 16, rank + cta);
+        }
+      }
+#pragma unroll
+      for (int cta = 0; cta < 2; ++cta) {
+#pragma unroll
+        for (int i = 0; i < kPairs / 2; ++i) {
+          const float4 x = parts[cta][i];
+          pairs[2 * i].x += kFlip ? x.y : x.x;
+          pairs[2 * i].y += kFlip ? x.x : x.y;
+          pairs[2 * i + 1].x += kFlip ? x.w : x.z;
+          pairs[2 * i + 1].y += kFlip ? x.z : x.w;
+        }
+      }
+    }
+  }
+
   static __device__ __forceinline__ float4 load_quad(uint32_t address, int rank) {
     float4 quad;
     asm volatile(
@@ -136,11 +157,12 @@ class Fp8GemmEpilogue {
     return quad;
   }
 
-  // Writes every n-th group of columns, from `first` on. load(group, pairs) gives a lane's pairs of
-  // sums in the group, in the order of its accumulator.
-  template <typename Load>
-  __device__ __forceinline__ void write_groups(int first, int n, const Load& load) const {
-    int turn = 0;
+  // The output's rows of a lane, from the tile's first column on.
+  struct Rows {
+    T* begin[2];
+    bool exists[2];
+  };
+  __device__ __forceinline__ Rows rows_of_lane() const {
     Rows rows = {};
     if constexpr (kHasBuffer) {
 #pragma unroll
@@ -150,27 +172,27 @@ class Fp8GemmEpilogue {
         rows.begin[half] = place(token, tile_.column);
       }
     }
-#pragma unroll
-    for (int group = 0; group < Tile::kColumns / kGroup; ++group) {
-      if (n > 1 && group % n != first) continue;
-      Pairs pairs;
-      load(group, pairs);
-      if constexpr (Params::kHasBias) add_bias(group, pairs);
-      if constexpr (Tile::kSwapped) {
-        write_swapped_group(group, pairs);
-      } else if (!has_vectors()) {
-        write_elements(group, pairs);
-      } else if constexpr (kHasBuffer) {
-        write_rows(group, pairs, rows, turn);
-        turn ^= 1;
-      } else {
-        write_group(group, pairs);
-      }
+    return rows;
+  }
+
+  // Writes a group of columns, of which a lane has these pairs of sums in the order of its
+  // accumulator. `turn` is 0 and 1 by turns.
+  __device__ __forceinline__ void write_group(int group, Pairs& pairs, const Rows& rows,
+                                              int turn) const {
+    finish(group, pairs);
+    if constexpr (Tile::kSwapped) {
+      write_swapped_group(group, pairs);
+    } else if (!has_vectors()) {
+      write_elements(group, pairs);
+    } else if constexpr (kHasBuffer) {
+      write_rows(group, pairs, rows, turn);
+    } else {
+      write_vectors(group, pairs);
     }
   }
 
   // 32 columns of the output, of two tokens a lane.
-  __device__ __forceinline__ void write_group(int group, const Pairs& pairs) const {
+  __device__ __forceinline__ void write_vectors(int group, const Pairs& pairs) const {
     const int q = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -195,12 +217,6 @@ class Fp8GemmEpilogue {
       }
     }
   }
-
-  // The output's rows of a lane, from the tile's first column on.
-  struct Rows {
-    T* begin[2];
-    bool exists[2];
-  };
 
   // The same by one half of the warp's buffer after the other: so lanes have
   // read a half when another group comes to it. A row is 64 bytes; 16 of them lie where no
@@ -289,7 +305,7 @@ class Fp8GemmEpilogue {
     }
   }
 
-  // The same as write_group() where columns or rows do not come in whole vectors.
+  // The same as write_vectors() where columns or rows do not come in whole vectors.
   __device__ __forceinline__ void write_elements(int group, const Pairs& pairs) const {
     const int first = tile_.column + 32 * group + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -308,7 +324,12 @@ class Fp8GemmEpilogue {
     return true;
   }
 
-  // Adds the bias to the sums of a group of columns, as write_group() has them.
+  // What is left to do to the sums of a group of columns, as write_vectors() has them.
+  __device__ __forceinline__ void finish(int group, Pairs& pairs) const {
+    if constexpr (Params::kHasScales) scales_.multiply(kGroup * group, pairs);
+    if constexpr (Params::kHasBias) add_bias(group, pairs);
+  }
+
   __device__ __forceinline__ void add_bias(int group, Pairs& pairs) const {
     if (p_.bias == nullptr) return;
     const int q = threadIdx.x % 4;
@@ -350,6 +371,7 @@ class Fp8GemmEpilogue {
   const Params& params_;
   const decltype(Params::p)& p_;
   const GemmTile& tile_;
+  const Scales scales_;
   const int row_;
   const uint32_t buffer_;  // of the warp
 };

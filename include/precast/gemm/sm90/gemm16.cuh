@@ -1,99 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMM of 16-bit operands for sm_90a, of one weight or of one for each group of tokens: the formula
-// and the layouts of gemm/gemm_params.cuh without scales, computed by wgmma on tiles that TMA
-// copies. Weights are [columns, depth].
+// GEMM of 16-bit operands for sm_90a: gemm/sm90/plain.cuh without scales.
 //
-// Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Two
-//          warps of its producer warpgroup copy the operands; its one or two consumer warpgroups
-//          compute 64 rows each, whose sums stay in registers. They meet at mbarriers alone, so
-//          that one writes its rows while the tensor cores multiply those of the other.
-// Clusters Two CTAs may copy an operand for both; up to eight may split the depth of one tile.
-// Traffic  Tile by tile, a and b are read from L2 once for each tile of the other; the output is
-//          written once.
 // Source   definition
 #pragma once
 
 #include "precast/gemm/sm90/gemm16_choose.cuh"
-#include "precast/gemm/sm90/gemm16_consumer.cuh"
-#include "precast/gemm/sm90/gemm16_producer.cuh"
-#include "precast/gemm/sm90/launch.cuh"
+#include "precast/gemm/sm90/plain.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename A, typename T, typename Tile>
-__global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Gemm16Kernel(
-    const __grid_constant__ Gemm16LaunchParams<A> params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Params = Gemm16LaunchParams<A>;
-  extern __shared__ __align__(1024) unsigned char gemm16_smem[];
-  run_gemm_cta<Tile, Gemm16Storage<Tile>, Gemm16Producer<Tile, Params>,
-               Gemm16Consumer<A, T, Tile, Params>, Gemm16Epilogue<T, Tile, Params>>(params,
-                                                                                    gemm16_smem);
-#endif
-}
-
-#if !defined(__CUDACC_RTC__)
-
-template <typename A, typename T, typename Tile>
-cudaError_t launch_gemm16_tile(const GemmParams& p, const Gemm16Choice& choice, int sms,
-                               bool enable_pdl, cudaStream_t stream) {
-  Gemm16LaunchParams<A> params = {};
-  params.p = p;
-  params.a_group_step = p.a.group_stride != 0 ? 1 : 0;
-  params.b_group_step = p.b.group_stride != 0 ? 1 : 0;
-  constexpr int kVector = 16 / int(sizeof(T));
-  params.has_vector_rows = p.columns % kVector == 0 && p.out_row_stride % kVector == 0 &&
-                           p.out_group_stride % kVector == 0 &&
-                           reinterpret_cast<uint64_t>(p.out) % 16 == 0;
-  const ClusterUse use = choice.clusters().use;
-  params.stores_boxes =
-      sizeof(T) == 2 && Tile::kBuffers > 0 && params.has_vector_rows && use != ClusterUse::splits_k;
-  cudaError_t error;
-  if (params.stores_boxes) {
-    TensorMapShape shape;
-    shape.dim(p.columns, 0, kStoreColumns)
-        .dim(p.tokens, p.out_row_stride * sizeof(T), kStoreRows)
-        .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
-    error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
-    if (error != cudaSuccess) return error;
-  }
-  const bool has_groups_of_a = p.kind == TokenGroups::equal && params.a_group_step != 0;
-  error = prepare_gemm<Tile>(params, choice, TypeName<A>::value, has_groups_of_a ? p.groups : 1,
-                             params.b_group_step != 0 ? p.weights : 1, sms);
-  if (error != cudaSuccess) return error;
-  const int64_t units = int64_t(params.token_units) * params.column_units *
-                        (p.kind == TokenGroups::equal ? p.groups : 1);
-  params.staggers = use != ClusterUse::splits_k && units > params.clusters;
-  constexpr int kBytes = Sm90GemmBuffers<Tile, Gemm16Storage<Tile>>::kBytes;
-  static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");
-  error = launch_gemm_ctas<Tile>(Gemm16Kernel<A, T, Tile>, kBytes, enable_pdl, stream, params);
-  if (params.cluster_ctas == 1 || !is_cluster_too_large(error)) return error;
-  // A part of a GPU may have no room for a cluster.
-  return launch_gemm16_tile<A, T, Tile>(p, {choice.tile, 0, 0.0}, sms, enable_pdl, stream);
-}
-
-// Launches the product on `stream` with one of the tiles that are swapped, or are not. The problem
-// is not empty, its depth is not 0, and the choice is legal for it.
-template <typename A, typename T, bool kSwapped, int kTile = 0>
-cudaError_t launch_gemm16(const GemmParams& p, const Gemm16Choice& choice, int sms, bool enable_pdl,
-                          cudaStream_t stream) {
-  if constexpr (kTile == Gemm16Family::kTiles) {
-    return cudaErrorInvalidValue;
-  } else {
-    constexpr Sm90TileShape kShape = Gemm16Family::tile(kTile);
-    if constexpr (kShape.swapped == kSwapped) {
-      if (choice.tile == kTile) {
-        using Tile = Gemm16Tile<kShape.rows, kShape.columns, kSwapped, kShape.ctas>;
-        return launch_gemm16_tile<A, T, Tile>(p, choice, sms, enable_pdl, stream);
-      }
-    }
-    return launch_gemm16<A, T, kSwapped, kTile + 1>(p, choice, sms, enable_pdl, stream);
-  }
-}
-
-#endif
+// The bias has the type of the operands.
+template <typename T, typename OutType>
+struct Gemm16Types {
+  using Operand = T;
+  using Bias = T;
+  using Out = OutType;
+  using Family = Gemm16Family;
+  static constexpr bool kHasScales = false;
+  static constexpr int kPromotedStages = 0;  // sums stay in one accumulator
+};
 
 #endif  // __CUDACC__
 

@@ -29,20 +29,28 @@ struct GemmLaunchParams {
 struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   // A group has the weight of its number; rows of the output are whole vectors of 16 bytes.
   static constexpr bool kChoosesWeights = false, kHasBias = false, kHasAnyRows = false;
+  static constexpr bool kHasScales = false;  // of rows
   // Accumulators are those of a block of the depth; what is written are other registers.
   static constexpr bool kHasSumsOfBlocks = true;
 
   // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
   // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
   bool has_four_scales, has_scales_in_row;
+  // To which tiles of outputs of 16 bits are written that are not split: [groups, tokens, columns].
+  TensorMap out;
+
+  static constexpr bool has_row_major_b() { return false; }
 };
 
-// Those of 16-bit operands `A`.
-template <typename A>
-struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
+// Those of operands without scales of blocks: `Types` as plain.cuh says.
+template <typename Types>
+struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
   static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
-  static constexpr bool kHasSumsOfBlocks = false;
-  using Bias = A;
+  static constexpr bool kHasScales = Types::kHasScales;
+  static constexpr bool kHasSumsOfBlocks = Types::kPromotedStages > 0;
+  // Whether weights may be [depth, columns]: wgmma of 8 bits has no such operand.
+  static constexpr bool kTakesRowMajorB = Types::Family::kElementBytes == 2;
+  using Bias = typename Types::Bias;
 
   // 0 where all groups have the same memory, whose map has one group, else 1.
   int a_group_step, b_group_step;
@@ -53,6 +61,11 @@ struct Gemm16LaunchParams : GemmLaunchParams<GemmParams> {
   TensorMap out;
   // Whether a CTA has several tiles, so that its warpgroups shall not end them at the same time.
   bool staggers;
+  bool row_major_b;
+
+  PRECAST_HOST_DEVICE constexpr bool has_row_major_b() const {
+    return kTakesRowMajorB && row_major_b;
+  }
 };
 
 }  // namespace precast

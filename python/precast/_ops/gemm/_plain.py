@@ -30,7 +30,7 @@ tactic : int
 """
 
 #: Pairs of a tile and a kind of cluster of the kernels for Hopper, and kinds of clusters:
-#: ``Gemm16Choice::kChoices`` of ``gemm16_choose.cuh``.
+#: ``kChoices`` of ``Gemm16Choice`` and of ``ScaledGemmChoice``.
 CHOICES, CLUSTERS = 60, 6
 #: The choices whose CTAs do not split the depth: groups of rows have these.
 UNSPLIT = tuple(choice for choice in range(CHOICES) if choice % CLUSTERS < 3)
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     tactics : collection of int
         The numbers of their tiles.
     by_tma : bool
-        Whether TMA copies the operands: weights are column-major, rows differ, and there is depth.
+        Whether TMA copies the operands: rows differ, and there is depth.
     """
 
     tactics: Collection[int] = range(MMA_TILES)
@@ -101,13 +101,26 @@ def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool 
         )
 
 
+def _is_column_major(b: torch.Tensor) -> bool:
+    """Whether a weight ``[.., depth, columns]`` that :func:`check_weight` takes is column-major.
+
+    One that may be both is.
+    """
+    *_, depth, columns = b.shape
+    column_stride = b.stride(-1)
+    return (depth <= 1 or b.stride(-2) == 1) and _is_copied(
+        columns, column_stride, b.element_size()
+    )
+
+
 def check_tma(
     export: str, name: str, a: torch.Tensor, other: str, b: torch.Tensor, has_rows: bool = False
 ) -> None:
     """Raise unless TMA can copy both operands: ``b`` is as :func:`chosen` takes it."""
     if a.shape[-1] == 0:
         raise ValueError(f"{export}: {name} must have columns, got shape {[*a.shape]}")
-    for what, t, dim in ((name, a, -2), (other, b, -2 if has_rows else -1)):
+    rows_of_b = -2 if has_rows or not _is_column_major(b) else -1
+    for what, t, dim in ((name, a, -2), (other, b, rows_of_b)):
         if t.numel() and t.shape[dim] > 1 and t.stride(dim) <= 0:
             raise ValueError(
                 f"{export}: {what} must have rows at different addresses, got strides "
@@ -208,19 +221,22 @@ def exports(
     declaration: str,
     check: Callable[..., None],
     tactics: Collection[int] = range(CHOICES),
+    op: str = "gemm",
+    hopper: str = "",
     **options: Any,
 ) -> tuple[Export, Export]:
     """Return a function's export of the kernels for every GPU, and that of those for Hopper.
 
-    ``check`` takes what the kernels take as ``limits``.
+    ``check`` takes what the kernels take as ``limits``; ``op`` is that of the first; ``hopper`` is
+    the declaration of the other one, if that differs.
     """
     of_every, of_sm90 = (
         functools.partial(check, limits=limits) for limits in (ANY_GPU, Limits(tactics, True))
     )
-    hopper = f"{name}_sm90"
+    options_sm90 = {**options, "check": of_sm90, "function": name}
     return (
-        Export("gemm", name, declaration, check=of_every, **options),
-        Export("gemm_sm90", hopper, declaration, check=of_sm90, function=name, **options),
+        Export(op, name, declaration, check=of_every, **options),
+        Export(f"{op}_sm90", f"{name}_sm90", hopper or declaration, **options_sm90),
     )
 
 
@@ -252,4 +268,8 @@ def _suits_tma(a: torch.Tensor, b: torch.Tensor, has_rows: bool) -> bool:
     if len(a_strides) < 2 or len(b_strides) < 2:
         return False
     columns_apart, depth_apart = b_strides[-2:] if has_rows else b_strides[:-3:-1]
-    return bool(depth_apart == 1 and columns_apart > 0 and a_strides[-2] > 0 and a.shape[-1])
+    if depth_apart == 1:
+        has_b = columns_apart > 0
+    else:
+        has_b = columns_apart == 1 and depth_apart > 0 and not has_rows
+    return bool(has_b and a_strides[-2] > 0 and a.shape[-1])

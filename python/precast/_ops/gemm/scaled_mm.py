@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from precast._base.torch import torch
@@ -12,14 +12,20 @@ from precast._op.export import Export, op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._fp8 import MMA
 from precast._ops.gemm._plain import (
+    CHOICES,
     TACTIC,
+    UNSPLIT,
+    Limits,
     any_backend,
     backends,
     check_choice,
     check_out,
     check_rows,
     check_sizes,
+    check_tma,
     check_weight,
+    chosen,
+    exports,
     fill_starts,
     make_column_major,
 )
@@ -40,9 +46,11 @@ ValueError
 
 Notes
 -----
-Tensor cores add products in the order of the depth, those that have FP8 (compute capability 8.9 and
-12.0) with about 14 bits, 32 of the depth at a time; on other GPUs operands become float16 first,
-which is exact. The sum is multiplied by the scales in float32 and rounded once to nearest even.
+Tensor cores add products in the order of the depth. Those that have FP8 keep about 14 bits, 32 of
+the depth at a time: on compute capability 8.9 and 12.0 of the whole sum, by the kernels for Hopper
+(9.0) of 512 of the depth, which are added up in float32. Elsewhere, and on Hopper where one operand
+is float8_e5m2, operands become float16 first, which is exact. The sum is multiplied by the scales
+in float32 and rounded once to nearest even.
 Which tile computes a shape follows from the shape and the number of multiprocessors alone, so the
 same call gives the same bits each time. Allocates only a missing ``out``; one launch; safe in CUDA
 graphs; not differentiable.
@@ -135,26 +143,43 @@ def _check_scaled(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     tactic: int,
+    limits: Limits,
 ) -> None:
     _check_scales(export, "scale_a", scale_a, [a.shape[0], 1])
     _check_scales(export, "scale_b", scale_b, [1, b.shape[1]])
     check_contiguous(export, bias=bias)
     check_weight(export, "b", b, False)
-    check_sizes(export, "a", a, out, tactic)
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b)
+    check_sizes(export, "a", a, out, tactic, limits)
 
 
 def _check_batch(
-    export: str, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, tactic: int
+    export: str,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int,
+    limits: Limits,
 ) -> None:
     check_weight(export, "B", B, False)
-    check_sizes(export, "A", A, out, tactic)
+    if limits.by_tma:
+        check_tma(export, "A", A, "B", B)
+    check_sizes(export, "A", A, out, tactic, limits)
 
 
 def _check_rows(
-    export: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tactic: int
+    export: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int,
+    limits: Limits,
 ) -> None:
     check_rows(export, "b", b)
-    check_sizes(export, "a", a, out, tactic)
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b, True)
+    check_sizes(export, "a", a, out, tactic, limits)
 
 
 def _check_groups(
@@ -164,52 +189,76 @@ def _check_groups(
     m_indptr: torch.Tensor,
     out: torch.Tensor,
     tactic: int,
+    limits: Limits,
 ) -> None:
     check_contiguous(export, m_indptr=m_indptr)
-    _check_rows(export, a, b, out, tactic)
+    _check_rows(export, a, b, out, tactic, limits)
 
 
 _DTYPE = {"out_dtype": lambda out: out.dtype}
-_SCALED_MM = Export(
-    "scaled_gemm",
+#: Operands of the kernels for every GPU.
+_PAIR = "T=e4m3|e5m2", "U=e4m3|e5m2"
+
+
+def _exports(
+    name: str,
+    declaration: str,
+    check: Callable[..., None],
+    tactics: Collection[int] = range(CHOICES),
+    **options: Any,
+) -> tuple[Export, Export]:
+    """As :func:`exports`; the kernels for Hopper take e4m3 alone, in the place of ``%s``."""
+    options.update(op="scaled_gemm", hopper=declaration % ("e4m3", "e4m3"))
+    return exports(name, declaration % _PAIR, check, tactics, **options)
+
+
+_SCALED_MM, _SCALED_MM_SM90 = _SCALED_MM_BOTH = _exports(
     "scaled_mm",
-    "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[k,n] scale_a:f32 scale_b:f32 "
-    "out!:V=bf16|f16|f32[m,n] bias?:V[n] tactic:int enable_pdl:pdl_on",
+    "a:%s[m,k] b:%s[k,n] scale_a:f32 scale_b:f32 out!:V=bf16|f16|f32[m,n] bias?:V[n] tactic:int "
+    "enable_pdl:pdl_on",
+    _check_scaled,
     reference=lambda a, b, scale_a, scale_b, bias: scaled_mm_reference(
         a, b, scale_a, scale_b, bias, torch.float32
     ),
-    check=_check_scaled,
     derived=_DTYPE,
 )
-_BMM = Export(
-    "scaled_gemm",
+_BMM, _BMM_SM90 = _BMM_BOTH = _exports(
     "bmm_fp8",
-    "A:T=e4m3|e5m2[b,m,k] B:U=e4m3|e5m2[b,k,n] A_scale:f32[.] B_scale:f32[.] "
-    "out!:V=bf16|f16|f32[b,m,n] tactic:int enable_pdl:pdl_on",
+    "A:%s[b,m,k] B:%s[b,k,n] A_scale:f32[.] B_scale:f32[.] out!:V=bf16|f16|f32[b,m,n] tactic:int "
+    "enable_pdl:pdl_on",
+    _check_batch,
     reference=lambda A, B, A_scale, B_scale: bmm_fp8_reference(
         A, B, A_scale, B_scale, torch.float32
     ),
-    check=_check_batch,
     derived={"dtype": lambda out: out.dtype},
 )
-_MM = Export(
-    "scaled_gemm",
+_MM, _MM_SM90 = _MM_BOTH = _exports(
     "mm_fp8",
-    "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[n,k] alpha?:f32[.] out!:V=bf16|f16|f32[m,n] tactic:int "
-    "enable_pdl:pdl_on",
+    "a:%s[m,k] b:%s[n,k] alpha?:f32[.] out!:V=bf16|f16|f32[m,n] tactic:int enable_pdl:pdl_on",
+    _check_rows,
     reference=lambda a, b, alpha: mm_fp8_reference(a, b, alpha, torch.float32),
-    check=_check_rows,
     derived=_DTYPE,
 )
-_GROUPED = Export(
-    "scaled_gemm",
+_GROUPED, _GROUPED_SM90 = _GROUPED_BOTH = _exports(
     "grouped_mm_fp8",
-    "a:T=e4m3|e5m2[m,k] b:U=e4m3|e5m2[groups,n,k] m_indptr:i32[groups+1] alpha?:f32[.] "
-    "out!:V=bf16|f16|f32[m,n] tactic:int enable_pdl:pdl_on",
+    "a:%s[m,k] b:%s[groups,n,k] m_indptr:i32[groups+1] alpha?:f32[.] out!:V=bf16|f16|f32[m,n] "
+    "tactic:int enable_pdl:pdl_on",
+    _check_groups,
+    UNSPLIT,
     write=_write_groups,
-    check=_check_groups,
     derived=_DTYPE,
 )
+
+
+def _chosen(
+    both: tuple[Export, Export],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    has_rows: bool = False,
+    backend: str = "",
+) -> Export:
+    """As :func:`chosen`; two types of operands have the kernels for every GPU."""
+    return both[0] if a.dtype != b.dtype else chosen(both, a, b, has_rows, backend)
 
 
 def _template(
@@ -330,7 +379,7 @@ def scaled_mm(
     _check_pair("scaled_mm", "a", a, "b", b)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _SCALED_MM.launch(a, b, scale_a, scale_b, out, bias, tactic)
+    _chosen(_SCALED_MM_BOTH, a, b).launch(a, b, scale_a, scale_b, out, bias, tactic)
     return out
 
 
@@ -389,7 +438,7 @@ def bmm_fp8(
         others. Default: a new tensor.
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cublas"``, ``"cutlass"``, ``"cute-dsl"`` and
-        ``"auto"``, or ``"mma"``; all are the same kernels.
+        ``"auto"``; all are the same kernels. ``"mma"`` takes those for every GPU on Hopper, too.
 
     Returns
     -------
@@ -412,7 +461,7 @@ def bmm_fp8(
     _check_pair("bmm_fp8", "A", A, "B", B)
     if out is None:
         out = A.new_empty(*A.shape[:2], B.shape[2], dtype=dtype)
-    _BMM.launch(A, B, A_scale, B_scale, out, tactic)
+    _chosen(_BMM_BOTH, A, B, backend=backend).launch(A, B, A_scale, B_scale, out, tactic)
     return out
 
 
@@ -462,7 +511,8 @@ def mm_fp8(
         tensor of ``out_dtype``.
     backend : str
         One of FlashInfer's, ``"trtllm_low_latency"``, ``"cutedsl_low_latency"``, ``"cublas"``,
-        ``"cudnn"``, ``"cutlass"`` and ``"auto"``, or ``"mma"``; all are the same kernels.
+        ``"cudnn"``, ``"cutlass"`` and ``"auto"``; all are the same kernels. ``"mma"`` takes those
+        for every GPU on Hopper, too.
 
     Returns
     -------
@@ -486,7 +536,7 @@ def mm_fp8(
     _check_pair("mm_fp8", "a", a, "b", b)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[0], dtype=out_dtype)
-    _MM.launch(a, b, alpha, out, tactic)
+    _chosen(_MM_BOTH, a, b, True, backend).launch(a, b, alpha, out, tactic)
     return out
 
 
@@ -546,7 +596,7 @@ def grouped_mm_fp8(
     out_dtype : torch.dtype
         The dtype of a new ``out``.
     backend : str
-        ``"cudnn"``, FlashInfer's, or ``"mma"``; both are the same kernels.
+        ``"cudnn"``, FlashInfer's. ``"mma"`` takes the kernels for every GPU on Hopper, too.
 
     Returns
     -------
@@ -568,5 +618,5 @@ def grouped_mm_fp8(
     _check_pair(name, "a", a, "b", b)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _GROUPED.launch(a, b, m_indptr, alpha, out, tactic)
+    _chosen(_GROUPED_BOTH, a, b, True, backend).launch(a, b, m_indptr, alpha, out, tactic)
     return out

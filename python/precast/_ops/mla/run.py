@@ -383,6 +383,10 @@ def _explain(
                 raise ValueError(f"{name}: {argument} must {needed} as in plan(), got {got}")
             if tensor is None:
                 continue
+            if tensor.device != w.device:
+                raise ValueError(
+                    f"{name}: {argument} must be on {w.device} as the wrapper, got {tensor.device}"
+                )
             if tensor.dtype != planned:
                 raise ValueError(
                     f"{name}: the dtype of {argument}, {tensor.dtype}, does not match the {option} "

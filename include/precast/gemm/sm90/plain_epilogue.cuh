@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a tile of GEMM of 16-bit operands for sm_90a: that of epilogue.cuh, or by TMA
-// where rows are tokens and outputs have 16 bits. Each warp writes its 16 rows alone, 64 columns at
-// a time, and goes on while TMA reads the last ones from shared memory.
+// The epilogue of a tile of GEMM without scales of blocks for sm_90a: that of epilogue.cuh, or by
+// TMA where rows are tokens and outputs have 16 bits. Each warp writes its 16 rows alone, 64
+// columns at a time, and goes on while TMA reads the last ones from shared memory.
 //
 // The last tile of a group may have rows of the next group, which TMA cannot leave out: a warp with
 // such rows writes from registers. So it does where rows of the output are no whole vectors,
@@ -13,15 +13,16 @@
 
 #include "precast/core/sm90/stmatrix.cuh"
 #include "precast/gemm/sm90/epilogue.cuh"
-#include "precast/gemm/sm90/gemm16_tile.cuh"
+#include "precast/gemm/sm90/plain_tile.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename T, typename Tile, typename Params>
-class Gemm16Epilogue : public Fp8GemmEpilogue<T, Tile, Params> {
-  using Base = Fp8GemmEpilogue<T, Tile, Params>;
+template <typename Types, typename Tile>
+class PlainEpilogue : public Fp8GemmEpilogue<typename Types::Out, Tile, PlainLaunchParams<Types>> {
+  using T = typename Types::Out;
+  using Base = Fp8GemmEpilogue<T, Tile, PlainLaunchParams<Types>>;
   using Acc = float[Tile::kColumns / 2];
 
  public:
@@ -62,7 +63,7 @@ class Gemm16Epilogue : public Fp8GemmEpilogue<T, Tile, Params> {
         typename Base::Pairs pairs;
         const int group = 2 * box + half;
         this->take_pairs(sums, group, pairs);
-        this->add_bias(group, pairs);
+        this->finish(group, pairs);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {  // 16 columns
           uint32_t words[4];

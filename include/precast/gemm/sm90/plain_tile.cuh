@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of GEMM of 16-bit operands for sm_90a, and what the warps of a CTA share: the stages,
-// as tile.cuh says, and a buffer of each consumer warp for its outputs.
+// The tiles of GEMM without scales of blocks for sm_90a, and what the warps of a CTA share: the
+// stages, as tile.cuh says, and a buffer of each consumer warp for its outputs.
 #pragma once
 
 #include "precast/gemm/sm90/tile.cuh"
@@ -23,7 +23,7 @@ constexpr int kStoreBuffers =
                                                                                            : 1;
 
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
-struct Gemm16Tile
+struct PlainTile
     : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
                    kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped> * kRowsOf / 16 * kStoreBytes,
                    kCtas> {
@@ -36,12 +36,12 @@ struct Gemm16Tile
 #if defined(__CUDACC__)
 
 template <typename Tile, int kBuffers = Tile::kBuffers>
-struct Gemm16Storage {
+struct PlainStorage {
   unsigned char out[Tile::kConsumerWarps][kBuffers][kStoreBytes];
   PipelineBarriers<Tile::kStages> stages;
 };
 template <typename Tile>
-struct Gemm16Storage<Tile, 0> {
+struct PlainStorage<Tile, 0> {
   PipelineBarriers<Tile::kStages> stages;
 };
 

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels share: element types, division into items, arguments to compile with."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64, Uint32, Uint64
+from cutlass.cute.runtime import make_ptr
+
+#: By the words of axes.
+DTYPES = {"f16": cutlass.Float16, "bf16": cutlass.BFloat16}
+
+
+@cute.jit
+def divide(number: Uint32, reciprocal: Int64) -> Uint32:
+    """``number`` by the divisor of a ``FastDivmod`` (core/rows.cuh)."""
+    quotient = cute.arch.inline_ptx(
+        "mul.hi.u64 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint64],
+        read_only_args=[Uint64(number), Uint64(reciprocal)],
+    ).to(Uint32)
+    if reciprocal == 0:  # stands for the divisor 1
+        quotient = number
+    return quotient
+
+
+def pointer(dtype: type, alignment: int) -> cute.Pointer:
+    """A pointer to global memory, as an example of its type; ``alignment`` is in bytes."""
+    return make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=alignment)
