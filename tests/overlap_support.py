@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -220,10 +220,7 @@ def recorded() -> dict[str, list[Call]]:
     for other in kernels().values():  # The same.
         if has_calls_of_function(other):
             assert isinstance(other, Export)
-            values = [call.values for call in found[other.function]]
-            if other.op == "gemm_sm90":
-                values = [*column_major(other, values)]
-            found[other.name] = [Call(other, given) for given in values]
+            found[other.name] = [Call(other, call.values) for call in found[other.function]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
@@ -242,18 +239,6 @@ def has_calls_of_function(kernel: Kernel) -> bool:
     """Whether it is a second kernel of a public function, which reference mode never chooses."""
     gemms = ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90")
     return kernel.op in gemms or kernel.op.endswith(CUTE_DSL)
-
-
-def column_major(kernel: Kernel, recorded: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The calls with column-major weights, which the 16-bit GEMM for Hopper takes alone."""
-    names = kernel.parameters
-    at = next(names.index(name) for name in ("b", "B", "weights") if name in names)
-    has_rows = kernel.function not in ("mm_bf16", "bmm_bf16")
-    for args in recorded:
-        if "weight_column_major" in names and not args[names.index("weight_column_major")]:
-            continue
-        weight = args[at] if has_rows else args[at].mT.contiguous().mT
-        yield (*args[:at], weight, *args[at + 1 :])
 
 
 def _calls_of_groups() -> list[Call]:

@@ -12,10 +12,10 @@ namespace precast {
 extern const DType gemm_sm90_dtype = TypeName<PRECAST_DTYPE>::value;
 extern const DType gemm_sm90_dtype_o = TypeName<PRECAST_DTYPE_O>::value;
 
-cudaError_t gemm_sm90(const GemmParams& params, const Gemm16Choice& choice, int sms,
-                      bool enable_pdl, cudaStream_t stream) {
+cudaError_t gemm_sm90(const GemmParams& params, bool row_major_b, const Gemm16Choice& choice,
+                      int sms, bool enable_pdl, cudaStream_t stream) {
   using Types = Gemm16Types<PRECAST_DTYPE, PRECAST_DTYPE_O>;
-  return launch_plain_gemm<Types, false>(params, choice, sms, enable_pdl, stream);
+  return launch_plain_gemm<Types, false>(params, row_major_b, choice, sms, enable_pdl, stream);
 }
 
 }  // namespace precast

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tvm-ffi entry points of the GEMM of 16-bit matrices for Hopper. They take what TMA can copy:
-// column-major weights, rows at different addresses, and a depth that is not 0. Callers have the
-// kernels for every GPU for the rest.
+// tvm-ffi entry points of the GEMM of 16-bit matrices for Hopper. They take what TMA can copy: rows
+// at different addresses, and a depth that is not 0. Callers have the kernels for every GPU for the
+// rest.
 #include "core/ffi_export.h"
 #include "gemm/gemm_entries.h"
 #include "gemm/gemm_sm90_call.h"
@@ -12,15 +12,16 @@ namespace precast {
 // csrc/gemm/gemm_sm90.cu, csrc/gemm/gemm_sm90_swapped.cu
 extern const DType gemm_sm90_dtype;
 extern const DType gemm_sm90_dtype_o;
-cudaError_t gemm_sm90(const GemmParams& params, const Gemm16Choice& choice, int sms,
-                      bool enable_pdl, cudaStream_t stream);
-cudaError_t gemm_sm90_swapped(const GemmParams& params, const Gemm16Choice& choice, int sms,
-                              bool enable_pdl, cudaStream_t stream);
+cudaError_t gemm_sm90(const GemmParams& params, bool row_major_b, const Gemm16Choice& choice,
+                      int sms, bool enable_pdl, cudaStream_t stream);
+cudaError_t gemm_sm90_swapped(const GemmParams& params, bool row_major_b,
+                              const Gemm16Choice& choice, int sms, bool enable_pdl,
+                              cudaStream_t stream);
 
 namespace {
 
 struct Sm90Kernels {
-  static constexpr bool kTakesRowMajor = false;
+  static constexpr bool kTakesRowMajor = true;
 
   static DType dtype() { return gemm_sm90_dtype; }
   static DType dtype_o() { return gemm_sm90_dtype_o; }

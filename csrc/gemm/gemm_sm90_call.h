@@ -16,8 +16,8 @@ inline void check_rows_differ(const Arg& arg, int64_t rows, int64_t stride) {
 // The kernels whose tiles' rows are tokens, and the swapped ones.
 template <typename Choice>
 struct Sm90Tiles {
-  using Launch = cudaError_t (*)(const GemmParams& params, const Choice& choice, int sms,
-                                 bool enable_pdl, cudaStream_t stream);
+  using Launch = cudaError_t (*)(const GemmParams& params, bool row_major_b, const Choice& choice,
+                                 int sms, bool enable_pdl, cudaStream_t stream);
   static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 60";
   static_assert(Choice::kChoices == 60, "kTactics");
   Launch tokens_are_rows, swapped;
@@ -25,15 +25,15 @@ struct Sm90Tiles {
   static bool has_tactic(int64_t tactic, TokenGroups kind) {
     return tactic < Choice::kChoices && is_legal(Choice::of(static_cast<int>(tactic)), kind);
   }
-  cudaError_t launch(const GemmParams& params, bool, int tactic, int expected_tokens, int sms,
-                     bool enable_pdl, cudaStream_t stream) const {
+  cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
+                     int sms, bool enable_pdl, cudaStream_t stream) const {
     if (params.weights == 0) return cudaSuccess;  // no segment has a weight
     const Choice choice = tactic >= 0
                               ? Choice::of(tactic)
                               : known_choice<Choice>({params.kind, params.groups, expected_tokens,
                                                       params.columns, params.depth, sms});
-    return (choice.shape().swapped ? swapped : tokens_are_rows)(params, choice, sms, enable_pdl,
-                                                                stream);
+    return (choice.shape().swapped ? swapped : tokens_are_rows)(params, row_major_b, choice, sms,
+                                                                enable_pdl, stream);
   }
 };
 
@@ -45,7 +45,8 @@ void run_gemm_sm90(const GemmCall& call, const GemmParams& params,
   PRECAST_CHECK(a.size(-1) > 0, ValueError)
       << call.a.what() << " must have columns, got shape " << to_string(a.shape());
   check_rows_differ(call.a, a.size(-2), a.stride(a.ndim() - 2));
-  check_rows_differ(call.b_arg, call.columns, call.b.matrix.row_stride);
+  check_rows_differ(call.b_arg, call.b.row_major ? a.size(-1) : call.columns,
+                    call.b.matrix.row_stride);
   run_gemm_by(call, params, kernels);
 }
 

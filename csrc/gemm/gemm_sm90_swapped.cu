@@ -9,10 +9,11 @@
 
 namespace precast {
 
-cudaError_t gemm_sm90_swapped(const GemmParams& params, const Gemm16Choice& choice, int sms,
-                              bool enable_pdl, cudaStream_t stream) {
+cudaError_t gemm_sm90_swapped(const GemmParams& params, bool row_major_b,
+                              const Gemm16Choice& choice, int sms, bool enable_pdl,
+                              cudaStream_t stream) {
   using Types = Gemm16Types<PRECAST_DTYPE, PRECAST_DTYPE_O>;
-  return launch_plain_gemm<Types, true>(params, choice, sms, enable_pdl, stream);
+  return launch_plain_gemm<Types, true>(params, row_major_b, choice, sms, enable_pdl, stream);
 }
 
 }  // namespace precast

@@ -11,10 +11,11 @@ namespace precast {
 
 extern const DType scaled_gemm_sm90_dtype_o = TypeName<PRECAST_DTYPE_O>::value;
 
-cudaError_t scaled_gemm_sm90(const GemmParams& params, const ScaledGemmChoice& choice, int sms,
-                             bool enable_pdl, cudaStream_t stream) {
+cudaError_t scaled_gemm_sm90(const GemmParams& params, bool row_major_b,
+                             const ScaledGemmChoice& choice, int sms, bool enable_pdl,
+                             cudaStream_t stream) {
   using Types = ScaledGemmTypes<PRECAST_DTYPE_O>;
-  return launch_plain_gemm<Types, false>(params, choice, sms, enable_pdl, stream);
+  return launch_plain_gemm<Types, false>(params, row_major_b, choice, sms, enable_pdl, stream);
 }
 
 }  // namespace precast

@@ -11,10 +11,12 @@ namespace precast {
 
 // csrc/gemm/scaled_gemm_sm90.cu, csrc/gemm/scaled_gemm_sm90_swapped.cu
 extern const DType scaled_gemm_sm90_dtype_o;
-cudaError_t scaled_gemm_sm90(const GemmParams& params, const ScaledGemmChoice& choice, int sms,
-                             bool enable_pdl, cudaStream_t stream);
-cudaError_t scaled_gemm_sm90_swapped(const GemmParams& params, const ScaledGemmChoice& choice,
-                                     int sms, bool enable_pdl, cudaStream_t stream);
+cudaError_t scaled_gemm_sm90(const GemmParams& params, bool row_major_b,
+                             const ScaledGemmChoice& choice, int sms, bool enable_pdl,
+                             cudaStream_t stream);
+cudaError_t scaled_gemm_sm90_swapped(const GemmParams& params, bool row_major_b,
+                                     const ScaledGemmChoice& choice, int sms, bool enable_pdl,
+                                     cudaStream_t stream);
 
 namespace {
 

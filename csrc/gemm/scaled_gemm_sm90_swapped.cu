@@ -9,10 +9,11 @@
 
 namespace precast {
 
-cudaError_t scaled_gemm_sm90_swapped(const GemmParams& params, const ScaledGemmChoice& choice,
-                                     int sms, bool enable_pdl, cudaStream_t stream) {
+cudaError_t scaled_gemm_sm90_swapped(const GemmParams& params, bool row_major_b,
+                                     const ScaledGemmChoice& choice, int sms, bool enable_pdl,
+                                     cudaStream_t stream) {
   using Types = ScaledGemmTypes<PRECAST_DTYPE_O>;
-  return launch_plain_gemm<Types, true>(params, choice, sms, enable_pdl, stream);
+  return launch_plain_gemm<Types, true>(params, row_major_b, choice, sms, enable_pdl, stream);
 }
 
 }  // namespace precast

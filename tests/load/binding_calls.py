@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
-from overlap_support import column_major, has_calls_of_function
+from overlap_support import has_calls_of_function
 from wrong_values import wrong_tensors
 
 import precast
@@ -88,8 +88,6 @@ def valid_calls() -> dict[str, list[Args]]:
     for name, kernel in kernels().items():
         if has_calls_of_function(kernel):
             calls[name] = calls[kernel.function]
-        if kernel.op == "gemm_sm90":
-            calls[name] = [*column_major(kernel, calls[kernel.function])]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
 

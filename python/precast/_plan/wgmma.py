@@ -52,11 +52,11 @@ def body() -> str:
 // The wgmma instructions in use: D[64, N] = A[64, k] B[k, N] (new), or added to D (add). The k of
 // an instruction are 32 bytes: 16 elements of 16 bits, or 32 of 8 bits.
 //
-// A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
-// memory: its rows are contiguous along k, or along N with kTransposedB, which 8 bits lack. The
-// four warps of a warpgroup call each function together. Why not one function for both: a D that is
-// read need not be there before, and its registers may hold something else until then. Where these
-// are too few for that, a third one (either) keeps D in the same.
+// A is in shared memory (ss), or in registers (rs), B is in shared memory. What lies in shared
+// memory is contiguous along k, or along M or N with kTransposedA and kTransposedB, which 8 bits
+// lack. The four warps of a warpgroup call each function together. Why not one function for both:
+// a D that is read need not be there before, and its registers may hold something else until then.
+// Where these are too few for that, a third one (either) keeps D in the same.
 //
 // Registers   of lane l of warp w, with q = l % 4
 //   D         d[4 j + 2 h + i] is column 8 j + 2 q + i of row 16 w + l / 4 + 8 h; h and i are 0, 1.
@@ -103,15 +103,20 @@ def _function(dtype: str, how: str, form: str, columns: int) -> str:
     registers = _string([f"%{i}" for i in range(count)])
     operand_a = f"%{a}" if form == "ss" else "{%" + ", %".join(map(str, range(a, b))) + "}"
     can_transpose = DEPTH[dtype] == 16
-    transposes, check, transposed = "", "", ""
+    template, transposes, check, transposed = "bool kTransposedB", "", "", ""
     if can_transpose:
-        transposes = (", 0" if form == "ss" else "") + f", %{b + 1}"
+        transposes = f", %{b + 1}"
         transposed = ', "n"(kTransposedB ? 1 : 0)'
+        if form == "ss":
+            template += ", bool kTransposedA = false"
+            transposes = f", %{b + 1}, %{b + 2}"
+            transposed = ', "n"(kTransposedA ? 1 : 0)' + transposed
     else:
         check = '    static_assert(!kTransposedB, "B of 8 bits is contiguous along k");\n'
     adds, parameter, predicate = str(int(how == "add")), "", ""
     if how == "either":
-        adds = f"%{b + 1 + can_transpose}"
+        assert not can_transpose  # no kernel needs it
+        adds = f"%{b + 1}"
         parameter, predicate = ", bool adds", ', "r"(adds ? 1 : 0)'
     constraint = '"=f"' if how == "new" else '"+f"'
     outputs = ",\n".join(
@@ -122,7 +127,7 @@ def _function(dtype: str, how: str, form: str, columns: int) -> str:
     parameters = f"float (&d)[{count}], {argument}, uint64_t b{parameter}"
     shape = f"m64n{columns}k{DEPTH[dtype]}.f32.{dtype}.{dtype}"
     return f"""\
-  template <bool kTransposedB>
+  template <{template}>
   static __device__ __forceinline__ void {name}({parameters}) {{
 {check}    asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.u32 p, {adds}, 0;\\n"

@@ -177,17 +177,23 @@ def test_the_names_are_where_flashinfer_has_them(engine: str) -> None:
 @pytest.mark.parametrize("backend", ["cudnn", "mma"])
 @pytest.mark.parametrize("hopper", [False, True])
 def test_which_kernels_run(backend: str, hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for Hopper take what TMA copies: column-major weights, rows that differ."""
+    """Those for Hopper take what TMA copies: rows that differ."""
     monkeypatch.setattr(_plain, "is_hopper", lambda device: hopper)
     both = mm_bf16._MM_BOTH
     wanted = both[1 if hopper and backend != "mma" else 0]
     a, b, _ = problem(6, 24, 64).values()
     batch = a.expand(3, -1, -1), b.expand(3, -1, -1)
-    for x, weight in ((a, b), (a[:1], b), (a, b[:, :1]), batch, (a[:, ::1], b.mT.contiguous().mT)):
+    by_rows = row_major(b)
+    for x, weight in (
+        *((a, b), (a[:1], b), (a, b[:, :1]), batch, (a[:, ::1], b.mT.contiguous().mT)),
+        *((a, by_rows), (a, by_rows[:, :8]), (batch[0], by_rows.expand(3, -1, -1))),
+    ):
         assert _plain.chosen(both, x, weight, backend=backend) is wanted
     assert _plain.chosen(both, a, b.mT, True, backend) is wanted
+    assert _plain.chosen(both, a, by_rows.mT, True, backend) is both[0]
     for x, weight in (
-        (a, row_major(b)),
+        (a, by_rows[:1].expand(64, -1)),
+        (a, by_rows[:, ::2]),
         (a[:1].expand(6, -1), b),
         (a, b[:, :1].expand(-1, 24)),
         (a[:, :0], b[:0]),

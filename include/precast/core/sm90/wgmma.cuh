@@ -3,11 +3,11 @@
 // The wgmma instructions in use: D[64, N] = A[64, k] B[k, N] (new), or added to D (add). The k of
 // an instruction are 32 bytes: 16 elements of 16 bits, or 32 of 8 bits.
 //
-// A is in shared memory with its columns contiguous (ss), or in registers (rs). B is in shared
-// memory: its rows are contiguous along k, or along N with kTransposedB, which 8 bits lack. The
-// four warps of a warpgroup call each function together. Why not one function for both: a D that is
-// read need not be there before, and its registers may hold something else until then. Where these
-// are too few for that, a third one (either) keeps D in the same.
+// A is in shared memory (ss), or in registers (rs), B is in shared memory. What lies in shared
+// memory is contiguous along k, or along M or N with kTransposedA and kTransposedB, which 8 bits
+// lack. The four warps of a warpgroup call each function together. Why not one function for both:
+// a D that is read need not be there before, and its registers may hold something else until then.
+// Where these are too few for that, a third one (either) keeps D in the same.
 //
 // Registers   of lane l of warp w, with q = l % 4
 //   D         d[4 j + 2 h + i] is column 8 j + 2 q + i of row 16 w + l / 4 + 8 h; h and i are 0, 1.
@@ -90,31 +90,31 @@ struct Wgmma<e4m3, 8> {
 
 template <>
 struct Wgmma<f16, 16> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[8], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "%8, %9, p, 1, 1, 0, %10;\n}"
+        "%8, %9, p, 1, 1, %10, %11;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 };
 
 template <>
 struct Wgmma<bf16, 16> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[8], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "%8, %9, p, 1, 1, 0, %10;\n}"
+        "%8, %9, p, 1, 1, %10, %11;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 };
 
@@ -149,35 +149,35 @@ struct Wgmma<e4m3, 16> {
 
 template <>
 struct Wgmma<f16, 32> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[16], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, 0, %18;\n}"
+        "%16, %17, p, 1, 1, %18, %19;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 };
 
 template <>
 struct Wgmma<bf16, 32> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[16], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, 0, %18;\n}"
+        "%16, %17, p, 1, 1, %18, %19;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 };
 
@@ -216,7 +216,7 @@ struct Wgmma<e4m3, 32> {
 
 template <>
 struct Wgmma<f16, 64> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void new_ss(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\n"
@@ -225,16 +225,16 @@ struct Wgmma<f16, 64> {
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, %34;\n}"
+        "%32, %33, p, 1, 1, %34, %35;\n}"
         :
         "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
         "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -243,13 +243,13 @@ struct Wgmma<f16, 64> {
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, %34;\n}"
+        "%32, %33, p, 1, 1, %34, %35;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
   template <bool kTransposedB>
@@ -273,7 +273,7 @@ struct Wgmma<f16, 64> {
 
 template <>
 struct Wgmma<bf16, 64> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void new_ss(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\n"
@@ -282,16 +282,16 @@ struct Wgmma<bf16, 64> {
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, %34;\n}"
+        "%32, %33, p, 1, 1, %34, %35;\n}"
         :
         "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
         "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -300,13 +300,13 @@ struct Wgmma<bf16, 64> {
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, %34;\n}"
+        "%32, %33, p, 1, 1, %34, %35;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
   template <bool kTransposedB>
@@ -553,7 +553,7 @@ struct Wgmma<e4m3, 96> {
 
 template <>
 struct Wgmma<f16, 128> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void new_ss(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\n"
@@ -566,7 +566,7 @@ struct Wgmma<f16, 128> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, %66;\n}"
+        "%64, %65, p, 1, 1, %66, %67;\n}"
         :
         "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
@@ -576,10 +576,10 @@ struct Wgmma<f16, 128> {
         "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
         "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
         "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -592,7 +592,7 @@ struct Wgmma<f16, 128> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, %66;\n}"
+        "%64, %65, p, 1, 1, %66, %67;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -602,7 +602,7 @@ struct Wgmma<f16, 128> {
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
   template <bool kTransposedB>
@@ -634,7 +634,7 @@ struct Wgmma<f16, 128> {
 
 template <>
 struct Wgmma<bf16, 128> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void new_ss(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\n"
@@ -647,7 +647,7 @@ struct Wgmma<bf16, 128> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, %66;\n}"
+        "%64, %65, p, 1, 1, %66, %67;\n}"
         :
         "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
@@ -657,10 +657,10 @@ struct Wgmma<bf16, 128> {
         "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
         "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
         "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -673,7 +673,7 @@ struct Wgmma<bf16, 128> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, %66;\n}"
+        "%64, %65, p, 1, 1, %66, %67;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -683,7 +683,7 @@ struct Wgmma<bf16, 128> {
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
   template <bool kTransposedB>
@@ -979,7 +979,7 @@ struct Wgmma<e4m3, 160> {
 
 template <>
 struct Wgmma<f16, 192> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[96], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -996,7 +996,7 @@ struct Wgmma<f16, 192> {
         "%72, %73, %74, %75, %76, %77, %78, %79, "
         "%80, %81, %82, %83, %84, %85, %86, %87, "
         "%88, %89, %90, %91, %92, %93, %94, %95}, "
-        "%96, %97, p, 1, 1, 0, %98;\n}"
+        "%96, %97, p, 1, 1, %98, %99;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -1010,13 +1010,13 @@ struct Wgmma<f16, 192> {
         "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
         "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
         "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 };
 
 template <>
 struct Wgmma<bf16, 192> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[96], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -1033,7 +1033,7 @@ struct Wgmma<bf16, 192> {
         "%72, %73, %74, %75, %76, %77, %78, %79, "
         "%80, %81, %82, %83, %84, %85, %86, %87, "
         "%88, %89, %90, %91, %92, %93, %94, %95}, "
-        "%96, %97, p, 1, 1, 0, %98;\n}"
+        "%96, %97, p, 1, 1, %98, %99;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -1047,7 +1047,7 @@ struct Wgmma<bf16, 192> {
         "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
         "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
         "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 };
 
@@ -1126,7 +1126,7 @@ struct Wgmma<e4m3, 192> {
 
 template <>
 struct Wgmma<f16, 256> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -1147,7 +1147,7 @@ struct Wgmma<f16, 256> {
         "%104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, "
         "%120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, 0, %130;\n}"
+        "%128, %129, p, 1, 1, %130, %131;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -1165,7 +1165,7 @@ struct Wgmma<f16, 256> {
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
   template <bool kTransposedB>
@@ -1213,7 +1213,7 @@ struct Wgmma<f16, 256> {
 
 template <>
 struct Wgmma<bf16, 256> {
-  template <bool kTransposedB>
+  template <bool kTransposedB, bool kTransposedA = false>
   static __device__ __forceinline__ void add_ss(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, 1, 0;\n"
@@ -1234,7 +1234,7 @@ struct Wgmma<bf16, 256> {
         "%104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, "
         "%120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, 0, %130;\n}"
+        "%128, %129, p, 1, 1, %130, %131;\n}"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -1252,7 +1252,7 @@ struct Wgmma<bf16, 256> {
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "n"(kTransposedB ? 1 : 0));
+        : "l"(a), "l"(b), "n"(kTransposedA ? 1 : 0), "n"(kTransposedB ? 1 : 0));
   }
 
   template <bool kTransposedB>

@@ -22,10 +22,30 @@ __device__ __forceinline__ void copy_operand_rows(uint32_t target, const TensorM
   }
 }
 
+// The same of a row-major weight [depth, columns], of which it copies kBlock of the depth: panels
+// of 128 bytes of columns, one after the other. If two CTAs share them, this one's half of the
+// depth.
+template <typename Tile, int kBlock>
+__device__ __forceinline__ void copy_weight_panels(uint32_t target, const TensorMap* map,
+                                                   uint64_t* full, bool is_shared, int k,
+                                                   int column, int group) {
+  constexpr int kPanelColumns = kBlock;  // both are 128 bytes
+  const int half = is_shared ? static_cast<int>(cluster_rank()) * (kBlock / 2) : 0;
+#pragma unroll
+  for (int panel = 0; panel < Tile::kWeights / kPanelColumns; ++panel) {
+    const uint32_t to = target + (panel * kBlock + half) * Tile::kRowBytes;
+    if (is_shared) {
+      copy_box_to_ctas(to, map, full, 3, column + panel * kPanelColumns, k + half, group);
+    } else {
+      copy_box(to, map, full, column + panel * kPanelColumns, k, group);
+    }
+  }
+}
+
 // Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
-template <typename Tile, bool kWeight, int kBlock, typename Params, typename Storage,
-          typename Buffers>
+template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
+          typename Storage, typename Buffers>
 __device__ __forceinline__ void copy_operand(const Params& params, Storage& storage,
                                              const Buffers& buffers, int group_step) {
   Storage& shared = kept_object(storage);
@@ -46,9 +66,14 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
         shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
         uint64_t* full = &shared.stages.full[state.stage];
         mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
-        copy_operand_rows<Tile, kCount>(
-            kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage), map,
-            full, is_shared, block * kBlock, row, group);
+        const uint32_t target =
+            kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage);
+        if constexpr (kRowMajor) {
+          copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
+                                           group);
+        } else {
+          copy_operand_rows<Tile, kCount>(target, map, full, is_shared, block * kBlock, row, group);
+        }
         state.advance();
       }
     }

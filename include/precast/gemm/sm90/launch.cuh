@@ -83,8 +83,14 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
   cudaError_t error = encode_gemm_matrix(params.a, dtype, p.a, a_groups, p.tokens, p.depth,
                                          shares_a ? Tile::kTokens / 2 : Tile::kTokens);
   if (error != cudaSuccess) return error;
-  error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.columns, p.depth,
-                             shares_b ? Tile::kWeights / 2 : Tile::kWeights);
+  if (params.has_row_major_b()) {  // a copy takes a stage's depth of 128 bytes of the columns
+    constexpr int kBlock = 128 / Choice::Family::kElementBytes;
+    error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.depth, p.columns,
+                               shares_b ? kBlock / 2 : kBlock);
+  } else {
+    error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.columns, p.depth,
+                               shares_b ? Tile::kWeights / 2 : Tile::kWeights);
+  }
   if (error != cudaSuccess) return error;
   const Sm90GemmUnits units(choice, p.tokens, p.columns);
   params.use = cluster.use;

@@ -38,6 +38,8 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   bool has_four_scales, has_scales_in_row;
   // To which tiles of outputs of 16 bits are written that are not split: [groups, tokens, columns].
   TensorMap out;
+
+  static constexpr bool has_row_major_b() { return false; }
 };
 
 // Those of operands without scales of blocks: `Types` as plain.cuh says.
@@ -46,6 +48,8 @@ struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
   static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
   static constexpr bool kHasScales = Types::kHasScales;
   static constexpr bool kHasSumsOfBlocks = Types::kPromotedStages > 0;
+  // Whether weights may be [depth, columns]: wgmma of 8 bits has no such operand.
+  static constexpr bool kTakesRowMajorB = Types::Family::kElementBytes == 2;
   using Bias = typename Types::Bias;
 
   // 0 where all groups have the same memory, whose map has one group, else 1.
@@ -57,6 +61,11 @@ struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
   TensorMap out;
   // Whether a CTA has several tiles, so that its warpgroups shall not end them at the same time.
   bool staggers;
+  bool row_major_b;
+
+  PRECAST_HOST_DEVICE constexpr bool has_row_major_b() const {
+    return kTakesRowMajorB && row_major_b;
+  }
 };
 
 }  // namespace precast

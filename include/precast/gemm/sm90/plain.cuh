@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM for sm_90a of operands without scales of blocks, of one weight or of one for each group of
 // tokens: the formula and the layouts of gemm/gemm_params.cuh, computed by wgmma on tiles that TMA
-// copies. Weights are [columns, depth]. `Types` are those of gemm16.cuh or scaled.cuh:
+// copies. Weights of 8 bits are [columns, depth]. `Types` are those of gemm16.cuh or scaled.cuh:
 //
 //   Operand, Bias, Out               element types; both operands have one
 //   Family                           the tiles, and how one is chosen
@@ -39,12 +39,13 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void PlainGemm
 #if !defined(__CUDACC_RTC__)
 
 template <typename Types, typename Tile>
-cudaError_t launch_plain_gemm_tile(const GemmParams& p,
+cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
                                    const Sm90GemmChoice<typename Types::Family>& choice, int sms,
                                    bool enable_pdl, cudaStream_t stream) {
   using T = typename Types::Out;
   PlainLaunchParams<Types> params = {};
   params.p = p;
+  params.row_major_b = row_major_b;
   params.a_group_step = p.a.group_stride != 0 ? 1 : 0;
   params.b_group_step = p.b.group_stride != 0 ? 1 : 0;
   constexpr int kVector = 16 / int(sizeof(T));
@@ -76,13 +77,14 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p,
   error = launch_gemm_ctas<Tile>(PlainGemmKernel<Types, Tile>, kBytes, enable_pdl, stream, params);
   if (params.cluster_ctas == 1 || !is_cluster_too_large(error)) return error;
   // A part of a GPU may have no room for a cluster.
-  return launch_plain_gemm_tile<Types, Tile>(p, {choice.tile, 0, 0.0}, sms, enable_pdl, stream);
+  return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, {choice.tile, 0, 0.0}, sms, enable_pdl,
+                                             stream);
 }
 
 // Launches the product on `stream` with one of the tiles that are swapped, or are not. The problem
 // is not empty, its depth is not 0, and the choice is legal for it.
 template <typename Types, bool kSwapped, int kTile = 0>
-cudaError_t launch_plain_gemm(const GemmParams& p,
+cudaError_t launch_plain_gemm(const GemmParams& p, bool row_major_b,
                               const Sm90GemmChoice<typename Types::Family>& choice, int sms,
                               bool enable_pdl, cudaStream_t stream) {
   using Family = typename Types::Family;
@@ -93,10 +95,11 @@ cudaError_t launch_plain_gemm(const GemmParams& p,
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
         using Tile = PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas>;
-        return launch_plain_gemm_tile<Types, Tile>(p, choice, sms, enable_pdl, stream);
+        return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl, stream);
       }
     }
-    return launch_plain_gemm<Types, kSwapped, kTile + 1>(p, choice, sms, enable_pdl, stream);
+    return launch_plain_gemm<Types, kSwapped, kTile + 1>(p, row_major_b, choice, sms, enable_pdl,
+                                                         stream);
   }
 }
 

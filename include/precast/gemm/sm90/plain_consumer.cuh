@@ -45,7 +45,11 @@ class PlainConsumer {
       Acc sums;
 #pragma unroll
       for (float& x : sums) x = 0.0f;
-      accumulate(sums);
+      if (!params_.has_row_major_b()) {
+        accumulate<false>(sums);
+      } else if constexpr (Params::kTakesRowMajorB) {
+        accumulate<true>(sums);
+      }
       const PlainEpilogue<Types, Tile> epilogue(params_, tile, first_row(), scales);
       if (params_.use == ClusterUse::splits_k) {
         epilogue.write_sum_of_cluster(first_place_ << 4, sums);
@@ -77,18 +81,19 @@ class PlainConsumer {
   }
 
   // Adds the product of the tile's operands to the sums, which are zeros.
+  template <bool kRowMajorB>
   __device__ __forceinline__ void accumulate(Acc& sums) {
     int left = uniform(blocks_);
     if (left == 0) return;
     State at = {uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))};
     bool is_full = false;
     if constexpr (Types::kPromotedStages == 0) {
-      multiply_stages<false>(left, at, is_full, sums);
+      multiply_stages<kRowMajorB, false>(left, at, is_full, sums);
     } else {
 #pragma unroll 1
       for (; left > 0; left -= Types::kPromotedStages) {
         Acc acc;
-        multiply_stages<true>(min(left, Types::kPromotedStages), at, is_full, acc);
+        multiply_stages<kRowMajorB, true>(min(left, Types::kPromotedStages), at, is_full, acc);
 #pragma unroll
         for (int i = 0; i < Tile::kColumns / 2; ++i) sums[i] += acc[i];
       }
@@ -98,7 +103,7 @@ class PlainConsumer {
 
   // Multiplies `left` stages, at least one, from `at` on, and gives them back. `is_full`: whether
   // the first one is known to be full; then, whether the next one is.
-  template <bool kNew>
+  template <bool kRowMajorB, bool kNew>
   __device__ __forceinline__ void multiply_stages(int left, State& at, bool& is_full, Acc& acc) {
     const uint32_t first =
         first_place_ + (uniform(threadIdx.x / kWarpgroupSize) - 1) * (64 * Tile::kRowBytes >> 4);
@@ -109,7 +114,7 @@ class PlainConsumer {
     const bool staggers = Tile::kConsumers == 2 && params_.staggers && is_first_;
     const bool is_second = uniform(threadIdx.x / kWarpgroupSize) == 2;
     if (staggers && is_second) named_barrier(2, 2 * kWarpgroupSize);
-    multiply<kNew>(first, at, acc);
+    multiply<kRowMajorB, kNew>(first, at, acc);
     if (staggers && !is_second) {
       wgmma_wait_group<0>();
       named_barrier_arrive(2, 2 * kWarpgroupSize);
@@ -122,7 +127,7 @@ class PlainConsumer {
       if (!is_full) shared_.stages.wait_full(at, "a full stage");
       wgmma_wait_group<0>();
       release(last);
-      multiply<false>(first, at, acc);
+      multiply<kRowMajorB, false>(first, at, acc);
       last = at;
       at.advance();
       is_full = test_full(at);
@@ -139,25 +144,42 @@ class PlainConsumer {
   // Starts the product of 64 rows of a stage, which is full, into a new accumulator or added to it.
   // `first` is where the warpgroup's rows
   // are in stage 0, in units of 16 bytes.
-  template <bool kNew>
+  template <bool kRowMajorB, bool kNew>
   __device__ __forceinline__ void multiply(uint32_t first, const State& at, Acc& acc) const {
-    constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
+    constexpr bool kRowsAcross = kRowMajorB && Tile::kSwapped;  // not contiguous along k
+    constexpr bool kColumnsAcross = kRowMajorB && !Tile::kSwapped;
     const uint32_t stage = at.stage * (Tile::kStageBytes >> 4);
     const uint32_t rows = first + stage;
     const uint32_t columns = first_place_ + stage + (Tile::kRowOperandBytes >> 4);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint64_t a = kLayout | (rows + 2 * step), b = kLayout | (columns + 2 * step);
+      const uint64_t a = place<kRowsAcross>(rows, step);
+      const uint64_t b = place<kColumnsAcross>(columns, step);
       if constexpr (kNew) {
         if (step == 0) {
           Mma::template new_ss<false>(acc, a, b);
           continue;
         }
       }
-      Mma::template add_ss<false>(acc, a, b);
+      if constexpr (kRowMajorB) {
+        Mma::template add_ss<kColumnsAcross, kRowsAcross>(acc, a, b);
+      } else {
+        Mma::template add_ss<false>(acc, a, b);
+      }
     }
     wgmma_commit_group();
+  }
+
+  // The descriptor of an operand at `first`, in units of 16 bytes, for a step of the depth: 32
+  // bytes of each row; or, across, the next rows of panels of a stage's depth.
+  template <bool kAcross>
+  static __device__ __forceinline__ uint64_t place(uint32_t first, int step) {
+    constexpr int kAtomBytes = 8 * Tile::kRowBytes, kDepth = Tile::kRowBytes / 2;  // of 16 bits
+    constexpr uint64_t kLayout = kAcross ? wgmma_descriptor(0, kAtomBytes, kDepth * Tile::kRowBytes)
+                                         : wgmma_descriptor(0, kAtomBytes, 0);
+    constexpr int kStepBytes = kAcross ? kDepth / kSteps * Tile::kRowBytes : 32;
+    return kLayout | (first + step * (kStepBytes >> 4));
   }
 
   // This warp will not read the stage any more.

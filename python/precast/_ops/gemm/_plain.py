@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     tactics : collection of int
         The numbers of their tiles.
     by_tma : bool
-        Whether TMA copies the operands: weights are column-major, rows differ, and there is depth.
+        Whether TMA copies the operands: rows differ, and there is depth.
     """
 
     tactics: Collection[int] = range(MMA_TILES)
@@ -101,13 +101,26 @@ def check_weight(export: str, name: str, t: torch.Tensor, takes_row_major: bool 
         )
 
 
+def _is_column_major(b: torch.Tensor) -> bool:
+    """Whether a weight ``[.., depth, columns]`` that :func:`check_weight` takes is column-major.
+
+    One that may be both is.
+    """
+    *_, depth, columns = b.shape
+    column_stride = b.stride(-1)
+    return (depth <= 1 or b.stride(-2) == 1) and _is_copied(
+        columns, column_stride, b.element_size()
+    )
+
+
 def check_tma(
     export: str, name: str, a: torch.Tensor, other: str, b: torch.Tensor, has_rows: bool = False
 ) -> None:
     """Raise unless TMA can copy both operands: ``b`` is as :func:`chosen` takes it."""
     if a.shape[-1] == 0:
         raise ValueError(f"{export}: {name} must have columns, got shape {[*a.shape]}")
-    for what, t, dim in ((name, a, -2), (other, b, -2 if has_rows else -1)):
+    rows_of_b = -2 if has_rows or not _is_column_major(b) else -1
+    for what, t, dim in ((name, a, -2), (other, b, rows_of_b)):
         if t.numel() and t.shape[dim] > 1 and t.stride(dim) <= 0:
             raise ValueError(
                 f"{export}: {what} must have rows at different addresses, got strides "
@@ -255,4 +268,8 @@ def _suits_tma(a: torch.Tensor, b: torch.Tensor, has_rows: bool) -> bool:
     if len(a_strides) < 2 or len(b_strides) < 2:
         return False
     columns_apart, depth_apart = b_strides[-2:] if has_rows else b_strides[:-3:-1]
-    return bool(depth_apart == 1 and columns_apart > 0 and a_strides[-2] > 0 and a.shape[-1])
+    if depth_apart == 1:
+        has_b = columns_apart > 0
+    else:
+        has_b = columns_apart == 1 and depth_apart > 0 and not has_rows
+    return bool(has_b and a_strides[-2] > 0 and a.shape[-1])

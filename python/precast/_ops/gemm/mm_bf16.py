@@ -52,7 +52,7 @@ def _check(
     tactic: int,
     limits: Limits,
 ) -> None:
-    check_weight(export, "b", b, not limits.by_tma)
+    check_weight(export, "b", b)
     if limits.by_tma:
         check_tma(export, "a", a, "b", b)
     check_sizes(export, "a", a, out, tactic, limits)
@@ -66,7 +66,7 @@ def _check_batch(
     tactic: int,
     limits: Limits,
 ) -> None:
-    check_weight(export, "B", B, not limits.by_tma)
+    check_weight(export, "B", B)
     if limits.by_tma:
         check_tma(export, "A", A, "B", B)
     check_sizes(export, "A", A, out, tactic, limits)
@@ -177,7 +177,7 @@ def mm_bf16(
     backend : str
         One of FlashInfer's, ``"cudnn"``, ``"cutlass"``, ``"tgv"``, ``"cublaslt"``, ``"tinygemm"``,
         ``"cutile"``, ``"cute-dsl"`` and ``"auto"``; all are the same kernels. ``"mma"`` takes those
-        for every GPU on Hopper, too, where column-major ``b`` has others.
+        for every GPU on Hopper, too.
 
     Returns
     -------

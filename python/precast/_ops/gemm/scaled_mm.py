@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from precast._base.torch import torch
@@ -12,6 +12,7 @@ from precast._op.export import Export, op
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._fp8 import MMA
 from precast._ops.gemm._plain import (
+    CHOICES,
     TACTIC,
     UNSPLIT,
     Limits,
@@ -199,11 +200,16 @@ _DTYPE = {"out_dtype": lambda out: out.dtype}
 _PAIR = "T=e4m3|e5m2", "U=e4m3|e5m2"
 
 
-def _exports(name: str, declaration: str, *args: Any, **options: Any) -> tuple[Export, Export]:
+def _exports(
+    name: str,
+    declaration: str,
+    check: Callable[..., None],
+    tactics: Collection[int] = range(CHOICES),
+    **options: Any,
+) -> tuple[Export, Export]:
     """As :func:`exports`; the kernels for Hopper take e4m3 alone, in the place of ``%s``."""
-    hopper = declaration % ("e4m3", "e4m3")
-    declaration %= _PAIR
-    return exports(name, declaration, *args, op="scaled_gemm", hopper=hopper, **options)
+    options.update(op="scaled_gemm", hopper=declaration % ("e4m3", "e4m3"))
+    return exports(name, declaration % _PAIR, check, tactics, **options)
 
 
 _SCALED_MM, _SCALED_MM_SM90 = _SCALED_MM_BOTH = _exports(

@@ -69,7 +69,7 @@ def _check(
     if weight_column_major:
         check_rows(export, "weights", weights)
     else:
-        check_weight(export, "weights", weights, not limits.by_tma)
+        check_weight(export, "weights", weights)
     if limits.by_tma:
         check_tma(export, "x", x, "weights", weights, weight_column_major)
     check_sizes(export, "x", x, out, tactic, limits)
