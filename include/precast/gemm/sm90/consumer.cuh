@@ -167,9 +167,9 @@ class Fp8GemmConsumer {
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
           if (part == Tile::kParts - 1) {
-            release(here, factors);
             advance(at);
             at.is_full = is_full(at);
+            release(here, factors);
           }
           add(sums[part], acc, factors);
         }
@@ -243,8 +243,8 @@ class Fp8GemmConsumer {
     const Factors factors = load_factors(of, tile, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
-    release(of, factors);
     at.is_full = is_full(at);
+    release(of, factors);
     add(sums, acc, factors);
   }
 
@@ -297,14 +297,14 @@ class Fp8GemmConsumer {
   }
 
   // This warp will not read the stage any more. Why the factors: the GPU may arrive before it has
-  // read the scales of which they are, unless a register of the arrival depends on them; and a
-  // producer writes others at once. They make the number of the CTA larger by zero.
+  // read the scales of which they are, unless the address of the barrier depends on them; and a
+  // producer may write others at once. They add zero to it.
   __device__ __forceinline__ void release(const Block& of, const Factors& factors) {
     __syncwarp();
     const int first = __float_as_int(factors.of(0));
     const int last = __float_as_int(factors.of(Tile::kColumns / 2 - 1));
-    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.state.stage],
-                              releases_in_ + (first & last & zero_));
+    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.state.stage], releases_in_,
+                              first & last & zero_);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {

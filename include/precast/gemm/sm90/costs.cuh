@@ -14,12 +14,12 @@ struct Fp8GemmCosts {
   double l2_bytes = 66.6;
   double dram_bytes = 1870.0;
   double start = 4080.0;
-  double split_byte = 0.0595;
+  double split_byte = 0.0421;
   double share = 0.12;
   double used_by_4 = 0.928;
   double used_by_8 = 0.903;
   double missing = 0.001;
-  double split[3] = {711.0, 1370.0, 2880.0};
+  double split[3] = {1560.0, 3110.0, 4550.0};
   double consumer[13] = {919.0, 808.0, 730.0, 550.0, 496.0, 482.0, 496.0, 406.0, 722.0, 451.0, 315.0, 275.0, 1350.0};
   double tile[13] = {2550.0, 2600.0, 784.0, 1550.0, 298.0, 996.0, 705.0, 503.0, 3100.0, 455.0, 113.0, 81.1, 1730.0};
 };
