@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(ROOT / "python"))
+from precast._plan.places import SOURCE_FOLDERS  # noqa: E402
 from precast._plan.planner import Plan  # noqa: E402
 from precast._plan.spec import ModuleSpec  # noqa: E402
 from precast._runtime import elf  # noqa: E402
@@ -64,8 +65,10 @@ def _core_problems(wheel: Path, folder: Path, plan: Plan) -> Iterator[str]:
         yield "precast/data/plan.json is missing"
     elif json.loads(shipped.read_bytes()) != json.loads(json.dumps(plan.document)):
         yield "precast/data/plan.json is not the plan of this checkout"
-    for part in ("include", "csrc", "aot_configs"):
-        for source in sorted(p for p in (plan.root / part).rglob("*") if p.is_file()):
+    for part in SOURCE_FOLDERS:
+        for source in sorted(p for p in (plan.root / part).rglob("*.[a-z]*") if p.is_file()):
+            if source.suffix == ".pyc":
+                continue
             copy = shipped.parent / source.relative_to(plan.root)
             if not copy.is_file() or copy.read_bytes() != source.read_bytes():
                 yield f"{source.relative_to(plan.root)} is missing or differs"

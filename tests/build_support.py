@@ -22,6 +22,7 @@ from typing import TypeVar
 import filelock
 import pytest
 
+from precast._jit import cute_dsl
 from precast._jit.hermetic import launcher
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
@@ -59,11 +60,16 @@ class Built:
 
 
 def planned(profile: str = PROFILE, archs: str = ARCHS) -> list[ModuleSpec]:
-    return PLAN.modules(profile, PLAN.archs(archs), find_toolchain().toolkit.major)
+    """What a build has; where CuTe DSL is not installed, less than the plan."""
+    modules = PLAN.modules(profile, PLAN.archs(archs), find_toolchain().toolkit.major)
+    return cute_dsl.buildable(modules)[0]
 
 
 #: The same as ids of parametrized tests, which are made before anything is built.
-CI_MODULES = [spec.file_name for spec in PLAN.modules(PROFILE, PLAN.archs(ARCHS))]
+CI_MODULES, LEFT_OUT = (
+    [spec.file_name for spec in specs]
+    for specs in cute_dsl.buildable(PLAN.modules(PROFILE, PLAN.archs(ARCHS)))
+)
 
 
 def some(cases: Iterable[T], one_of: int = 3) -> list[T]:

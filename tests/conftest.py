@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from precast._plan.places import SOURCE_FOLDERS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 #: What the code asks of its surroundings besides ``PRECAST_*``.
@@ -30,6 +32,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest
 def tree(tmp_path: Path) -> Path:
     """A copy of what the planner reads, to be changed at will."""
     root = tmp_path / "tree"
-    for folder in ("aot_configs", "csrc", "include"):
+    for folder in SOURCE_FOLDERS:
         shutil.copytree(ROOT / folder, root / folder)
     return root

@@ -24,6 +24,7 @@ from precast._ops.attention.plan import PlanShape, Tables
 from precast._ops.comm.host_memory import allocate
 from precast._ops.comm.patterns import TENSOR, TOKEN
 from precast._ops.mla.tiles import SM90_BLOCK_M
+from precast._ops.moe._backends import CUTE_DSL
 from precast.comm import vllm_init_custom_ar, vllm_meta_size, vllm_register_buffer
 from precast.trace import make_inputs, registered
 
@@ -216,10 +217,10 @@ def recorded() -> dict[str, list[Call]]:
         hopper = kernels()[f"{name}_sm90"]
         assert isinstance(hopper, Export)
         found[hopper.name] = [Call(hopper, call.values) for call in found[name]]
-    for hopper in kernels().values():  # The same.
-        if hopper.op in ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90"):
-            assert isinstance(hopper, Export)
-            found[hopper.name] = [Call(hopper, call.values) for call in found[hopper.function]]
+    for other in kernels().values():  # The same.
+        if has_calls_of_function(other):
+            assert isinstance(other, Export)
+            found[other.name] = [Call(other, call.values) for call in found[other.function]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
@@ -232,6 +233,12 @@ def recorded() -> dict[str, list[Call]]:
     for call in _calls_of_groups():
         found[call.export.name] = [call]
     return found
+
+
+def has_calls_of_function(kernel: Kernel) -> bool:
+    """Whether it is a second kernel of a public function, which reference mode never chooses."""
+    gemms = ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90")
+    return kernel.op in gemms or kernel.op.endswith(CUTE_DSL)
 
 
 def _calls_of_groups() -> list[Call]:

@@ -39,7 +39,8 @@ void moe_sort_entry(TensorView token_selected_experts, int64_t first_expert,
   const int64_t chunks = moe_sort_chunks(pairs);
   MoeSortParams params = {};
   params.counts = match.optional<int32_t>(counts, "counts", [&](const TensorMatch& scratch) {
-    scratch.same_device(in).dtype(kInt32).shape({chunks, experts}).contiguous();
+    scratch.same_device(in).dtype(kInt32).rank(2, 2).contiguous();
+    if (chunks > 1) scratch.shape({chunks, experts});
   });
   PRECAST_CHECK(chunks == 1 || counts.has_value(), ValueError)
       << "moe_sort: counts must have shape [" << chunks << ", " << experts << "], got None";

@@ -15,7 +15,9 @@ _MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 def file(path: str) -> str:
     """A Markdown file of the repository, with titles of code blocks as mkdocs expects them."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    return re.sub(r"^```(\w+) file=(\S+)( lines)?$", r'```\1 title="\2"', text, flags=re.MULTILINE)
+    return re.sub(
+        r"^```(\w+) (?:file|new)=(\S+)( lines)?$", r'```\1 title="\2"', text, flags=re.MULTILINE
+    )
 
 
 def source(path: str) -> str:

@@ -20,6 +20,7 @@ from unittest import mock
 from precast import errors
 from precast._base import env as _env
 from precast._plan.installed import plan
+from precast._plan.places import SOURCE_FOLDERS
 from sitegen import ROOT, markup
 
 #: The message shows this folder instead of the temporary folder of an example.
@@ -69,7 +70,7 @@ def _raises(name: str) -> Callable[[Callable[[Path], object]], Callable[[Path], 
 def _config(folder: Path) -> None:
     from precast._plan.config import load_config
 
-    for part in ("aot_configs", "csrc"):
+    for part in SOURCE_FOLDERS:
         shutil.copytree(ROOT / part, folder / part)
     scale = folder / "aot_configs" / "scale.toml"
     scale.write_text(scale.read_text().replace('"f16", "bf16", "f32"', '"fp16", "bf16"', 1))
@@ -115,7 +116,7 @@ def _unsupported(folder: Path) -> None:
 def _unsupported_target(folder: Path) -> None:
     from precast._plan.planner import Plan
 
-    for part in ("aot_configs", "csrc", "include"):
+    for part in SOURCE_FOLDERS:
         shutil.copytree(ROOT / part, folder / part)
     norm = folder / "aot_configs" / "norm.toml"
     norm.write_text(re.sub(r"^archs = .*$", 'archs = ["sm90a"]', norm.read_text(), flags=re.M))

@@ -7,18 +7,20 @@ behind the second one.
 
 from __future__ import annotations
 
+from precast._ops.moe._activation_reference import (
+    expert_activation_block_quant_reference,
+    expert_activation_quant_reference,
+    expert_activation_reference,
+)
+from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
 from precast._ops.moe.cutlass_fused_moe import (
     cutlass_fused_moe,
-    cutlass_fused_moe_reference,
     cutlass_fused_moe_workspace_size,
 )
 from precast._ops.moe.expert_activation import (
     expert_activation,
     expert_activation_block_quant,
-    expert_activation_block_quant_reference,
     expert_activation_quant,
-    expert_activation_quant_reference,
-    expert_activation_reference,
 )
 from precast._ops.moe.fused_topk_deepseek import (
     fused_topk_deepseek,

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "python"))
 try:
     from precast._base import env as _env
     from precast._base.version import __version__
+    from precast._jit import cute_dsl
     from precast._jit.plan_files import target_archs
     from precast._jit.toolchain import find_toolkit
     from precast._plan.planner import Plan
@@ -69,7 +70,7 @@ class Modules:
             self._toolkit_major(plan, settings)
         except ToolchainError:
             requires += _core_settings()["optional-dependencies"]["jit"]
-        return requires
+        return [*requires, *_cute_dsl(plan)]
 
     def dynamic_metadata(
         self, settings: Mapping[str, Any], project: Mapping[str, Any]
@@ -99,6 +100,15 @@ def _wanted_major(settings: Mapping[str, Any]) -> int | None:
 
 def _tvm_ffi_range(plan: Plan) -> str:
     return f">={plan.build.tvm_ffi_min},<{plan.build.tvm_ffi_max_exclusive}"
+
+
+def _cute_dsl(plan: Plan) -> list[str]:
+    """What compiles kernels in CuTe DSL, if a target has any."""
+    try:
+        specs = plan.modules(_env.PROFILE(), target_archs(plan, _env.CUDA_ARCH_LIST()))
+    except ValueError:  # CMake reports the error, with its fix.
+        return []
+    return sorted({cute_dsl.requirement(spec) for spec in specs if spec.is_cute_dsl})
 
 
 def _core_settings() -> dict[str, Any]:

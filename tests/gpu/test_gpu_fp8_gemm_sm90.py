@@ -101,6 +101,11 @@ def test_every_tile_has_scales_in_columns(choice: int, generator: torch.Generato
     for shape in ((3, 136, 400), (130, 392, 1024), (518, 264, 400)):
         given = problem(generator, *shape)
         equal(run(given._replace(a_scale=in_columns(given.a_scale)), choice), given.want())
+    # More blocks of the depth than a warp has lanes, and several tiles for each multiprocessor.
+    for shape in ((70, 264, 4240), (300, 2312, 4240), (518, 9224, 272)):
+        given = problem(generator, *shape)
+        columns = given._replace(a_scale=in_columns(given.a_scale))
+        equal(run(columns, choice, BF16), given.want())
 
 
 @pytest.mark.parametrize("choice", range(CHOICES))

@@ -12,6 +12,7 @@ import torch
 from gemm_calls import in_columns
 from packed_scales import in_words
 
+from precast._ops.gemm.fp8_grouped import _OF_EACH, _OF_GROUPS
 from precast.gemm import (
     batch_deepgemm_fp8_nt_groupwise,
     group_deepgemm_fp8_nt_groupwise,
@@ -84,7 +85,7 @@ def by_index(problem: Problem, state: dict[str, Any]) -> tuple[torch.Tensor, tor
     at = torch.tensor(places, dtype=torch.int64, device=DEVICE)
     a, a_scale = problem.spread(at, rows)
     given = [a, problem.b, a_scale, problem.b_scale, torch.tensor(indices, device=DEVICE).int()]
-    out = torch.full((rows, problem.b.shape[1]), -7.0, device=DEVICE)
+    out = untouched(state, rows, problem.b.shape[1])
     return launch(group_deepgemm_fp8_nt_groupwise, given, out, state), at
 
 
@@ -97,7 +98,7 @@ def by_count(problem: Problem, state: dict[str, Any]) -> tuple[torch.Tensor, tor
     a, a_scale = (x.view(groups, room, -1) for x in problem.spread(at, groups * room))
     counts = torch.tensor(problem.counts, device=DEVICE).int()
     given = [a, problem.b, a_scale, problem.b_scale, counts]
-    out = torch.full((groups, room, problem.b.shape[1]), -7.0, device=DEVICE)
+    out = untouched(state, groups, room, problem.b.shape[1])
     result = launch(batch_deepgemm_fp8_nt_groupwise, given, out, state, expected_m=64)
     return result.view(groups * room, -1), at
 
@@ -109,9 +110,13 @@ def by_start(problem: Problem, state: dict[str, Any]) -> tuple[torch.Tensor, tor
     a, a_scale = problem.spread(at, rows)
     starts = torch.tensor([0, *problem.counts], device=DEVICE).cumsum(0).int() + 3
     scales = a_scale.T.contiguous(), problem.b_scale.mT.contiguous()
-    out = torch.full((rows, problem.b.shape[1]), -7.0, device=DEVICE)
+    out = untouched(state, rows, problem.b.shape[1])
     given = [a, problem.b, *scales, starts]
     return launch(group_gemm_fp8_nt_groupwise, given, out, state), at
+
+
+def untouched(state: dict[str, Any], *shape: int) -> torch.Tensor:
+    return torch.full(shape, -7.0, dtype=state.get("dtype", F32), device=DEVICE)
 
 
 def launch(
@@ -128,6 +133,8 @@ def launch(
         k_major = function is not group_gemm_fp8_nt_groupwise
         for i in (2, 3):
             given[i] = in_words(given[i]) if k_major else in_words(given[i].mT).mT
+    if "choice" in state:
+        options["choice"] = state["choice"]
     if "graph" not in state:
         assert function(*given, out=out, **options) is out
         return out
@@ -146,7 +153,7 @@ def launch(
 def check(run: Run, problem: Problem, state: dict[str, Any] | None = None) -> None:
     """Tokens have the exact products, and nothing else is written."""
     out, places = run(problem, {} if state is None else state)
-    assert torch.equal(out[places], problem.want)
+    assert torch.equal(out[places], problem.want.to(out.dtype))
     others = torch.ones(len(out), dtype=torch.bool, device=DEVICE)
     others[places] = False
     assert bool((out[others] == -7.0).all())
@@ -175,6 +182,33 @@ def test_scales_in_columns(counts: list[int], run: Run, generator: torch.Generat
 def test_packed_scales(counts: list[int], run: Run, generator: torch.Generator) -> None:
     for sizes in ((264, 400), (128, 1168)):
         check(run, Problem(counts, sizes, generator), {"in_words": True})
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_outputs_of_16_bits(
+    dtype: torch.dtype, counts: list[int], run: Run, generator: torch.Generator
+) -> None:
+    """TMA writes 16 rows at once, of which some may belong to nobody or to the next group."""
+    for in_columns_ in (False, run is not by_start):
+        state = {"dtype": dtype, "in_columns": in_columns_}
+        check(run, Problem(counts, (264, 400), generator), state)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("counts", [[0, 1, 127, 128, 129, 0, 300], [20] * 70], ids=str)
+def test_every_tile(counts: list[int], run: Run, generator: torch.Generator) -> None:
+    """More blocks of the depth than a warp has lanes, and several tiles for each multiprocessor."""
+    problems = [Problem(counts, sizes, generator) for sizes in ((264, 4240), (1160, 272))]
+    for choice in _OF_EACH if run is by_index else _OF_GROUPS:
+        for problem in problems:
+            state = {
+                "choice": choice,
+                "dtype": torch.bfloat16,
+                "in_columns": run is not by_start,
+            }
+            check(run, problem, state)
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -13,6 +13,7 @@ from block_calls import FILL, Buffer
 from moe_backends import BACKENDS, usable
 
 import precast
+from precast.errors import BackendSupportedError
 from precast.fused_moe import moe_activation_reference
 from precast.testing import assert_close
 
@@ -186,7 +187,7 @@ def test_errors_leave_outputs_alone(backend: str, generator: torch.Generator) ->
     ):
         with pytest.raises(ValueError, match=f"moe_activation: {words}"):
             function(**{**good, **change}, backend=backend)
-    with pytest.raises(ValueError, match="backend"):
+    with pytest.raises(BackendSupportedError, match="does not support backend 'cutile'; legal: "):
         function(**good, backend="cutile")
     for buffer in (call.out, call.scale):
         assert (buffer.bytes == FILL).all()
@@ -251,5 +252,6 @@ def test_a_chain_is_the_same_with_and_without_pdl(backend: str, generator: torch
 
 def test_auto_is_the_kernel_in_cuda(generator: torch.Generator) -> None:
     x, _ = draw(3, 128, torch.bfloat16, generator)
-    precast.moe_activation(x, backend="auto")
-    assert precast.moe_activation.suitable_auto_backends == ["cuda"]
+    auto, cuda = (precast.moe_activation(x, backend=name) for name in ("auto", "cuda"))
+    assert torch.equal(auto[0].view(torch.uint8), cuda[0].view(torch.uint8))
+    assert precast.moe_activation.has_backend("cute_dsl")

@@ -46,7 +46,7 @@ def draw(
 
 def expected(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     exists = (indices >= 0) & (indices < len(rows))
-    gathered = rows.double()[indices.where(exists, 0).long()]
+    gathered = rows.double()[indices.where(exists, 0).long()].where(exists[..., None], 0.0)
     return (gathered * weights.double().where(exists, 0.0)[..., None]).sum(dim=1)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
+from overlap_support import has_calls_of_function
 from wrong_values import wrong_tensors
 
 import precast
@@ -84,8 +85,8 @@ def valid_calls() -> dict[str, list[Args]]:
             make()()
     for name in ("run_paged", "run_ragged"):
         calls[f"{name}_sm90"] = [*_for_hopper(kernels()[name], calls[name])]
-    for name, kernel in kernels().items():  # The GEMMs of Hopper.
-        if kernel.op in ("fp8_gemm_sm90", "gemm_sm90", "scaled_gemm_sm90"):
+    for name, kernel in kernels().items():
+        if has_calls_of_function(kernel):
             calls[name] = calls[kernel.function]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls

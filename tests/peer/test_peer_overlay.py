@@ -137,7 +137,7 @@ LOGGED = (
     "top_k_sampling_from_probs",
 )
 #: What FlashInfer has at its top level and precast does not.
-THEIRS = ("cutlass_fused_moe", "mm_fp4", "bmm_mxfp8")
+THEIRS = ("trtllm_bf16_moe", "mm_fp4", "bmm_mxfp8")
 
 
 def asked(code: str, *arguments: str, value: str = "overlay", **variables: str) -> dict[str, Any]:

@@ -17,16 +17,31 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+// What a query head adds to its rows' results. Why apart from these: a thread loads it for all its
+// rows before it needs the first.
+struct HeadTerms {
+  float sink = 0.0f, v_scale = 1.0f;
+
+  __device__ __forceinline__ HeadTerms(const AttentionParams& p, int32_t q_head) {
+    if (p.sinks != nullptr) sink = load_scalar(p.sinks + q_head);
+    if (p.v_scale != nullptr) v_scale = load_scalar(p.v_scale + q_head * p.v_scale_step);
+  }
+};
+
 // The factor that turns acc_o of a row into the output, and the lse of the row.
 struct RowResult {
   float factor, lse;
 
-  // A sink adds to row_sum only.
   __device__ __forceinline__ RowResult(const AttentionParams& p, int32_t q_head, float row_max,
-                                       float row_sum) {
+                                       float row_sum)
+      : RowResult(p, HeadTerms(p, q_head), row_max, row_sum) {}
+
+  // A sink adds to row_sum only.
+  __device__ __forceinline__ RowResult(const AttentionParams& p, const HeadTerms& head,
+                                       float row_max, float row_sum) {
     float scale = 1.0f;
     if (p.sinks != nullptr) {
-      const float sink = load_scalar(p.sinks + q_head) * kLog2E;
+      const float sink = head.sink * kLog2E;
       const float new_max = fmaxf(row_max, sink);
       scale = exp2_relative(row_max, new_max);
       row_sum = row_sum * scale + exp2_relative(sink, new_max);
@@ -35,7 +50,7 @@ struct RowResult {
     // Why not row_sum > 0: NaN must stay NaN.
     const bool is_empty = row_sum == 0.0f;
     factor = is_empty ? 0.0f : scale * p.out_scale * fast_reciprocal(row_sum);
-    if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale + q_head * p.v_scale_step);
+    if (p.v_scale != nullptr) factor *= head.v_scale;
     lse = is_empty ? negative_infinity() : row_max + __log2f(row_sum);
   }
 };

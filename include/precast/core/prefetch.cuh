@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefetches of whole rows into L2, which may overlap the previous grid.
+// Prefetches of whole rows into L2, which may overlap the previous grid, and of a line into L1.
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -16,6 +16,12 @@ __device__ __forceinline__ void prefetch_bytes_to_l2(const void* source, int byt
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 #endif
+}
+
+// Prefetches the line of an address into the L1 cache of the SM. Only behind the wait for the
+// previous grid: L1 would keep what was there before.
+__device__ __forceinline__ void prefetch_to_l1(const void* source) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(source) : "memory");
 }
 
 // CTAs that prefetch data which all CTAs read.

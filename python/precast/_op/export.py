@@ -321,6 +321,7 @@ def op(
     explain: Callable[..., None] | None = None,
     backends: Mapping[str, Callable[..., Any]] | None = None,
     heuristic: Callable[..., Sequence[str]] | None = None,
+    chosen_by_body: bool = False,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
@@ -336,6 +337,9 @@ def op(
         A check for each value of the function's argument ``backend``, in place of ``name``'s GPUs.
     heuristic : callable, optional
         Puts the backends that suit a call in order, best first, for ``backend="auto"``.
+    chosen_by_body : bool
+        Whether the body itself takes ``"auto"`` and refuses what is no backend, so that a call
+        pays for no validation. The loader refuses a GPU that a backend has no module for.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -345,7 +349,7 @@ def op(
         )
         body = f"    return _function({passed})"
         names = {"_function": function}
-        return _decorated(function, name, body, names, explain, backends, heuristic)
+        return _decorated(function, name, body, names, explain, backends, heuristic, chosen_by_body)
 
     return decorate
 
@@ -358,6 +362,7 @@ def _decorated(
     explain: Callable[..., None] | None = None,
     backends: Mapping[str, Callable[..., Any]] | None = None,
     heuristic: Callable[..., Sequence[str]] | None = None,
+    chosen_by_body: bool = False,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
@@ -398,7 +403,7 @@ def _decorated(
         )
 
     common = None if backends else served_by(op_name)
-    requirement = Requirement(name, dict(backends or {}), common, heuristic)
+    requirement = Requirement(name, dict(backends or {}), common, heuristic, chosen_by_body)
     result = decorated(function, requirement, source, names)
     _mode.follow(result.__globals__)  # type: ignore[attr-defined]
     return result

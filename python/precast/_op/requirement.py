@@ -68,7 +68,9 @@ class Requirement:
         checks: dict[str, Callable[..., Any]],
         common: Callable[..., Any] | None,
         heuristic: Callable[..., Sequence[str]] | None,
+        chosen_by_body: bool = False,
     ) -> None:
+        self.chosen_by_body = chosen_by_body
         self.name = name
         self.checks = checks
         self.common = common
@@ -127,7 +129,9 @@ class Requirement:
     @property
     def runs_nothing(self) -> bool:
         """Whether nothing is validated at a call, because the loader refuses unsupported GPUs."""
-        return not self.checks and hasattr(self.common, "refused_by_loader")
+        return self.chosen_by_body or (
+            not self.checks and hasattr(self.common, "refused_by_loader")
+        )
 
     def validate(self, arguments: dict[str, Any], skip: bool) -> None:
         """Raise if the call is not supported, and resolve ``backend="auto"``."""

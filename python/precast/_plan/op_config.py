@@ -13,13 +13,11 @@ from precast._plan import keys
 from precast._plan.axes import Axis, AxisValue, Space, read_rows
 from precast._plan.axis_keys import names_of
 from precast._plan.build_config import BuildConfig
+from precast._plan.places import CUTE_DSL_FOLDER
 from precast._plan.table import Table, read_table
 from precast._plan.tiles import Tiles, read_tiles
 
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "i8", "u8")
-
-#: Where the sources in Python are, relative to the root of the project.
-CUTE_DSL_FOLDER = "python/precast/cute_dsl"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _WORD = re.compile(r"[a-z0-9]+\Z")

@@ -8,6 +8,11 @@ from pathlib import Path
 
 from precast._base.version import __version__
 
+#: Where the sources in Python are, relative to the root of the project.
+CUTE_DSL_FOLDER = "python/precast/cute_dsl"
+#: All that the planner reads, relative to the root; the installed package has the same as data.
+SOURCE_FOLDERS = ("aot_configs", "csrc", "include", CUTE_DSL_FOLDER)
+
 
 def checkout_root() -> Path | None:
     """The source tree that this file lies in, or None when it is installed."""

@@ -15,9 +15,10 @@ from typing import Any
 from precast._base.names import axis_word
 from precast._plan.config import Arch, AxisValue
 from precast._plan.includes import SourceFiles, include_closure
+from precast._plan.places import CUTE_DSL_FOLDER
 
 #: Compiles ``*.py`` sources; relative to the root of the project.
-CUTE_DSL_COMPILER = "python/precast/cute_dsl/_compile.py"
+CUTE_DSL_COMPILER = f"{CUTE_DSL_FOLDER}/_compile.py"
 #: What it includes in the code that it writes.
 CUTE_DSL_HEADER = "csrc/core/cute_kernel.h"
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the kernels of one Python source to an object for the linker.
 
-Builds start it by its path; nothing imports it::
+Each other file of this folder is a source of an op, named by its ``aot_configs/<op>.toml``: a class
+for each kernel, and ``kernels()``, which says what a module is compiled from. Only a build imports
+them, so the folder is no package: what goes through precast's modules does not find it.
+
+Builds start this file by its path::
 
     python -I _compile.py --arch=sm_90a --version=4.8.1 --axis=dtype=bf16 --fatbinary=FILE
         SOURCE -o OBJECT -- g++ FLAGS...

@@ -313,7 +313,7 @@ def _name_of_path(name: str, path: str, spec: Tensor | Scalar) -> str:
 
 def _flat(returned: Any) -> Iterator[Any]:
     """What a call has returned, one by one, without tuples in tuples and what is left out."""
-    if isinstance(returned, tuple):
+    if isinstance(returned, tuple | list):
         for part in returned:
             yield from _flat(part)
     elif returned is not None:

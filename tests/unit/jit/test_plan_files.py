@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from precast._jit import plan_files
+from precast._plan.places import SOURCE_FOLDERS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -20,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_a_folder_that_a_shell_would_change_is_named(tmp_path, capsys, name, what, linked):
     odd = tmp_path / name
     (odd / "python").mkdir(parents=True)
-    for part in ("aot_configs", "csrc", "include", "pyproject.toml"):
+    for part in (*SOURCE_FOLDERS, "pyproject.toml"):
+        (odd / part).parent.mkdir(exist_ok=True)
         (odd / part).symlink_to(ROOT / part)
     place = odd
     if linked:

@@ -53,13 +53,13 @@ def installed(tmp_path: Path) -> str:
     import shutil
 
     from precast._plan.installed import plan
-    from precast._plan.places import source_root
+    from precast._plan.places import SOURCE_FOLDERS, source_root
 
     package = tmp_path / "site" / "precast"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(PACKAGES) / "precast", package, ignore=ignored)
-    for folder in ("aot_configs", "csrc", "include"):
-        shutil.copytree(source_root() / folder, package / "data" / folder)
+    for folder in SOURCE_FOLDERS:
+        shutil.copytree(source_root() / folder, package / "data" / folder, ignore=ignored)
     (package / "data" / "plan.json").write_text(json.dumps(plan().document))
     return str(package.parent)
 

@@ -86,7 +86,7 @@ def test_what_precast_lacks_is_missing(site):
     code = """
 import importlib.util
 import flashinfer
-assert not hasattr(flashinfer, "cutlass_fused_moe") and not hasattr(flashinfer, "__wrapped__")
+assert not hasattr(flashinfer, "trtllm_bf16_moe") and not hasattr(flashinfer, "__wrapped__")
 import flashinfer.gemm
 assert not hasattr(flashinfer.gemm, "mm_mxfp8")
 for name in ("cute_dsl", "gdn_prefill", "comm.trtllm_alltoall", "comm.trtllm_moe_alltoall"):

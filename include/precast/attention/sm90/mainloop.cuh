@@ -91,6 +91,7 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
     end_turns();
     release(&shared_.q.empty[q_.stage]);
     q_.advance();
+    if (block.work.num_splits == 1) sm90_prefetch_sinks<Tile>(p_, block);
     wait_full(shared_.v, v_, "the last V");
     wgmma_fence();
     multiply_pv(acc_o, p);

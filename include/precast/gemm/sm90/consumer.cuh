@@ -13,7 +13,7 @@
 #pragma once
 
 #include "precast/core/sm90/wgmma.cuh"
-#include "precast/gemm/sm90/epilogue.cuh"
+#include "precast/gemm/sm90/fp8_epilogue.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
@@ -96,10 +96,11 @@ class Fp8GemmConsumer {
   using Sums = Acc[Tile::kParts];
   using State = PipelineState<Tile::kStages>;
   using Factors = Fp8Factors<Tile>;
+  using Epilogue = Fp8BoxEpilogue<T, Tile>;
   static constexpr int kSteps = Tile::kRowBytes / 32;  // wgmma of a block of the depth
   // In the storage, the scales come behind the barriers, which are a multiple of 16 bytes.
   static constexpr int kScalesOffset =
-      Sm90GemmBuffers<Tile>::kStorageOffset + int(sizeof(PipelineBarriers<Tile::kStages>));
+      Sm90GemmBuffers<Tile>::kStorageOffset + int(sizeof(Fp8GemmBarriers<Tile::kStages>));
 
   // Where the warpgroup is in the pipeline, and whether it has seen that this stage is full.
   struct Block {
@@ -119,9 +120,13 @@ class Fp8GemmConsumer {
         base_(uniform(buffers.base)),
         warpgroup_(uniform(threadIdx.x / kWarpgroupSize) - 1),
         row_(kept(row_of(0))),
-        releases_in_(kept(cta_to_release(params.use))) {}
+        releases_in_(kept(cta_to_release(params.use))),
+        zero_(kept(static_cast<int>(params.use) >> 4)) {}
 
   __device__ __forceinline__ void run() {
+    if (Epilogue::kStoresBoxes && threadIdx.x % kWarpgroupSize == 0) {
+      prefetch_tensor_map(&params_.out);
+    }
     GemmScheduler<Tile> scheduler(params_);
     // Why a vote: see uniform().
     for (GemmTile tile; __any_sync(0xffffffffu, scheduler.next(tile));) {
@@ -131,18 +136,14 @@ class Fp8GemmConsumer {
 #pragma unroll
         for (float& x : sums[part]) x = 0.0f;
       }
+      const RowGroups groups = Epilogue::load_groups(params_, tile, row_);
       accumulate(tile, sums);
-      write_parts(tile, sums);
+      write_parts(tile, sums, groups);
     }
+    if constexpr (Epilogue::kStoresBoxes) finish_boxes();
   }
 
  private:
-  // The number, which the compiler cannot compute again. Why: it would in each block.
-  static __device__ __forceinline__ int kept(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-  }
-
   __device__ __forceinline__ void accumulate(const GemmTile& tile, Sums& sums) {
     Block at = {{uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))}};
     locate(at);
@@ -166,7 +167,7 @@ class Fp8GemmConsumer {
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
           if (part == Tile::kParts - 1) {
-            release(here);
+            release(here, factors);
             advance(at);
             at.is_full = is_full(at);
           }
@@ -242,7 +243,7 @@ class Fp8GemmConsumer {
     const Factors factors = load_factors(of, tile, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
-    release(of);
+    release(of, factors);
     at.is_full = is_full(at);
     add(sums, acc, factors);
   }
@@ -272,15 +273,16 @@ class Fp8GemmConsumer {
 
   // Why templates: the compiler does not unroll a loop of this size.
   template <int kPart = 0>
-  __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
-    const Fp8GemmEpilogue<T, Tile> epilogue(params_, tile, row_of(kPart), {},
-                                            base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
+  __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums,
+                                              const RowGroups& groups) const {
+    const Epilogue epilogue(params_, tile, row_of(kPart), {},
+                            base_ + Sm90GemmBuffers<Tile>::kWarpBufferOffset);
     if (params_.use == ClusterUse::splits_k) {
-      epilogue.write_sum_of_cluster(base_, sums[kPart]);
+      epilogue.template write_sum_of_cluster<kPart>(base_, &shared_.stages.sums, sums[kPart]);
     } else {
-      epilogue.write(sums[kPart]);
+      epilogue.template write_tile<kPart>(sums[kPart], groups);
     }
-    if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums);
+    if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums, groups);
   }
 
   // The lane's first row in the tile.
@@ -294,10 +296,15 @@ class Fp8GemmConsumer {
     return Factors(of.scales, row_, part * (64 * Tile::kConsumers), tile.column);
   }
 
-  // This warp will not read the stage any more. Its lanes have read the scales.
-  __device__ __forceinline__ void release(const Block& of) {
+  // This warp will not read the stage any more. Why the factors: the GPU may arrive before it has
+  // read the scales of which they are, unless a register of the arrival depends on them; and a
+  // producer writes others at once. They make the number of the CTA larger by zero.
+  __device__ __forceinline__ void release(const Block& of, const Factors& factors) {
     __syncwarp();
-    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.state.stage], releases_in_);
+    const int first = __float_as_int(factors.of(0));
+    const int last = __float_as_int(factors.of(Tile::kColumns / 2 - 1));
+    mbarrier_arrive_in_cta_if(&shared_.stages.empty[of.state.stage],
+                              releases_in_ + (first & last & zero_));
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -312,6 +319,7 @@ class Fp8GemmConsumer {
   const int warpgroup_;
   const int row_;          // the lane's first one in the tile
   const int releases_in_;  // a CTA of the cluster
+  const int zero_;         // zero, which the compiler does not know
   State state_;
 };
 

@@ -46,8 +46,10 @@ __device__ __forceinline__ void copy_weight_panels(uint32_t target, const Tensor
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
 template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
           typename Storage, typename Buffers>
-__device__ __forceinline__ void copy_operand(const Params& params, Storage& shared,
+__device__ __forceinline__ void copy_operand(const Params& params, Storage& storage,
                                              const Buffers& buffers, int group_step) {
+  Storage& shared = kept_object(storage);
+  const Buffers stages = {kept(buffers.base)};
   constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
   PipelineState<Tile::kStages> state;
   GemmScheduler<Tile, Params> scheduler(params);
@@ -58,23 +60,24 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& shar
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
+    if (is_chosen) {
 #pragma unroll 1
-    for (int block = depth.begin; block < depth.end; ++block) {
-      if (is_chosen) {
+      for (int block = depth.begin; block < depth.end; ++block) {
         shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
         uint64_t* full = &shared.stages.full[state.stage];
         mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
         const uint32_t target =
-            kWeight == Tile::kSwapped ? buffers.rows(state.stage) : buffers.columns(state.stage);
+            kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage);
         if constexpr (kRowMajor) {
           copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
                                            group);
         } else {
           copy_operand_rows<Tile, kCount>(target, map, full, is_shared, block * kBlock, row, group);
         }
+        state.advance();
       }
-      state.advance();
     }
+    __syncwarp();
   }
 }
 

@@ -4,8 +4,8 @@
 //
 // Lanes write 16 bytes at once, of rows of the output. They hold two neighbours each of a row's
 // columns before: stmatrix brings 32 columns of 16 rows in order in a buffer of the warp. For few
-// tokens, the lanes exchange registers instead. Why not by TMA: its buffer would take the place of
-// a stage, and a group's last tile has tokens of the next group, which TMA cannot leave out.
+// tokens, the lanes exchange registers instead. What TMA can write of a tile is written by those
+// who derive from this one.
 //
 // If the CTAs of a cluster split the depth, each writes its sums to its own shared memory. After a
 // barrier, each adds up a share of the columns over all CTAs, always in the order of their ranks.

@@ -26,7 +26,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Fp8GemmKe
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char fp8_gemm_smem[];
   run_gemm_cta<Tile, Fp8GemmStorage<Tile>, Fp8GemmProducer<Tile>, Fp8GemmConsumer<T, Tile>,
-               Fp8GemmEpilogue<T, Tile>>(params, fp8_gemm_smem);
+               Fp8BoxEpilogue<T, Tile>>(params, fp8_gemm_smem);
 #endif
 }
 
@@ -43,8 +43,17 @@ cudaError_t launch_fp8_gemm_tile(const Fp8GemmParams& p, const Fp8GemmChoice& ch
                            reinterpret_cast<uint64_t>(scales.data) % 16 == 0;
   params.has_scales_in_row = params.has_four_scales && p.kind != TokenGroups::ranges;
   const bool has_groups_of_a = p.kind == TokenGroups::equal || p.kind == TokenGroups::counted;
-  cudaError_t error = prepare_gemm<Tile>(params, choice, DType::e4m3,
-                                         has_groups_of_a ? p.groups : 1, p.groups, sms);
+  cudaError_t error = cudaSuccess;
+  if constexpr (Fp8BoxEpilogue<T, Tile>::kStoresBoxes) {
+    TensorMapShape shape;
+    shape.dim(p.columns, 0, Tile::Box::kColumns)
+        .dim(p.tokens, p.out_row_stride * sizeof(T), Tile::Box::kRows)
+        .dim(has_groups_of_a ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
+    error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
+    if (error != cudaSuccess) return error;
+  }
+  error = prepare_gemm<Tile>(params, choice, DType::e4m3, has_groups_of_a ? p.groups : 1, p.groups,
+                             sms);
   if (error != cudaSuccess) return error;
   constexpr int kBytes = Sm90GemmBuffers<Tile>::kBytes;
   static_assert(kBytes <= Tile::kSharedBytes, "a CTA has this much shared memory");

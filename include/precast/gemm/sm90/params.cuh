@@ -36,6 +36,8 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
   // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
   bool has_four_scales, has_scales_in_row;
+  // To which tiles of outputs of 16 bits are written that are not split: [groups, tokens, columns].
+  TensorMap out;
 
   static constexpr bool has_row_major_b() { return false; }
 };

@@ -3,11 +3,14 @@
 // one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
 // The lanes of a third warp copy the scales with cp.async: so these may have any strides, and need
 // no copy in another layout. Where those of a tile's tokens lie one behind the other, one lane
-// copies them all, because consumers wait for the warp that shares its part of the SM with a
-// producer of many instructions.
+// copies them at once, and a fourth warp writes those of the weight.
 //
-// A stage is full when the boxes have arrived and the lanes' copies are complete. It is empty when
-// each consumer warp that reads the boxes has left it, in both CTAs if these share one.
+// Why four warps of few instructions: consumers wait for the one of them that shares its part of
+// the SM with a producer of many, and a small tile is multiplied faster than one warp brings all
+// scales.
+//
+// A stage is full when the boxes have arrived and the scales are written. It is empty when each
+// consumer warp that reads the boxes has left it, in both CTAs if these share one.
 #pragma once
 
 #include "precast/core/cp_async.cuh"
@@ -18,13 +21,28 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+// One lane of the warp writes two scales, and arrives at the mbarrier; all 32 lanes call it. Why in
+// one piece: a branch takes longer.
+__device__ __forceinline__ void store_scales_and_arrive(uint32_t target, float first, float second,
+                                                        uint64_t* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "@chosen st.shared.v2.f32 [%0], {%1, %2};\n"
+      "@chosen mbarrier.arrive.shared::cta.b64 _, [%3];\n"
+      "}" ::"r"(target),
+      "f"(first), "f"(second), "r"(shared_address(barrier))
+      : "memory");
+}
+
 template <typename Tile>
 class Fp8GemmProducer {
  public:
-  // That fill a stage, besides the bytes of the copies: of the two operands, of the tokens' scales
-  // in a row, and of each lane that copies scales with cp.async.
+  // That fill a stage, besides the bytes of the copies: of the two operands, and of the scales of
+  // tokens and weight, or of each lane that copies some of them.
   static __device__ __forceinline__ uint32_t arrivals(const Sm90GemmParams& params) {
-    return params.has_scales_in_row ? 2 + 1 + 2 : 2 + 32;
+    return params.has_scales_in_row ? 2 + 2 : 2 + 32;
   }
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
@@ -36,18 +54,87 @@ class Fp8GemmProducer {
     if (warp == 0) {
       copy_operand<Tile, false, kFp8Block>(params_, shared_, buffers_, 1);
     } else if (warp == 1) {
-      if (p_.a_scale.packed) {
+      if (params_.has_scales_in_row) {
+        copy_rows_of_scales();
+      } else if (p_.a_scale.packed) {
         unpack_scales();
       } else {
         copy_scales();
       }
     } else if (warp == 2) {
       copy_operand<Tile, true, kFp8Block>(params_, shared_, buffers_, 1);
+    } else if (params_.has_scales_in_row) {
+      write_scales_of_weight();
     }
     __syncwarp();
   }
 
  private:
+  // Where the scales of a block's tokens lie in a row, one lane copies them all at once, in
+  // multiples of 16 bytes: what is read behind the last token lies in the same 16 bytes, and no
+  // output depends on it.
+  __device__ __forceinline__ void copy_rows_of_scales() {
+    Fp8GemmStorage<Tile>& shared = kept_object(shared_);
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    const bool is_chosen = elect_lane();
+    for (GemmTile tile; scheduler.next(tile);) {
+      // The other CTA of a pair may have the last tokens.
+      const int tokens = min(max(p_.tokens - tile.token, 0), Tile::kTokens);
+      const uint32_t bytes = (tokens + 3) / 4 * 16;
+      const float* source = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
+                            depth.begin * p_.a_scale.depth_stride + tile.token;
+      if (is_chosen) {
+#pragma unroll 1
+        for (int block = depth.begin; block < depth.end; ++block) {
+          shared.stages.wait_empty(state, "an empty stage for the scales of tokens");
+          uint64_t* full = &shared.stages.full[state.stage];
+          mbarrier_arrive_expect_tx(full, bytes);
+          if (bytes != 0) {
+            cp_async_bulk(shared_address(shared.scales[state.stage]), source, bytes, full);
+          }
+          source += p_.a_scale.depth_stride;
+          state.advance();
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  // Beside it, this warp writes the weight's scales: each lane loads those of one of the next 32
+  // blocks of the depth.
+  __device__ __forceinline__ void write_scales_of_weight() {
+    const int lane = threadIdx.x % 32;
+    const int last_block = ceil_div(p_.columns, kFp8Block) - 1;
+    Fp8GemmStorage<Tile>& shared = kept_object(shared_);
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile> scheduler(params_);
+    const DepthRange depth(params_);
+    for (GemmTile tile; scheduler.next(tile);) {
+      const int column_block = tile.column / kFp8Block;
+      const float* source = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
+                            column_block * p_.b_scale.block_stride;
+      const int64_t next_columns = column_block < last_block ? p_.b_scale.block_stride : 0;
+      for (int chunk = depth.begin; chunk < depth.end; chunk += 32) {
+        const int count = min(depth.end - chunk, 32);
+        const float* of_lane = source + (chunk + min(lane, count - 1)) * p_.b_scale.depth_stride;
+        const float first = *of_lane;
+        const float second = kSpansBlocks ? of_lane[next_columns] : 0.0f;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          const float of_first = __shfl_sync(0xffffffffu, first, i);
+          const float of_second = kSpansBlocks ? __shfl_sync(0xffffffffu, second, i) : 0.0f;
+          shared.stages.wait_empty(state, "an empty stage for the scales of the weight");
+          const float* target = shared.scales[state.stage] + Tile::kTokens;
+          store_scales_and_arrive(shared_address(target), of_first, of_second,
+                                  &shared.stages.full[state.stage]);
+          state.advance();
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void copy_scales() {
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
@@ -68,9 +155,7 @@ class Fp8GemmProducer {
         shared_.stages.wait_empty(state, "an empty stage for the scales");
         uint64_t* full = &shared_.stages.full[state.stage];
         const uint32_t target = shared_address(shared_.scales[state.stage]);
-        if (params_.has_scales_in_row) {
-          if (lane == 0) copy_scales_in_row(target, full, of_group, tile.token);
-        } else if (by_four) {
+        if (by_four) {
           copy_four_scales(target, of_group, tile.token);
         } else {
           copy_each_scale(target, of_group, tile.token);
@@ -78,7 +163,7 @@ class Fp8GemmProducer {
         of_group += p_.a_scale.depth_stride;
         if (lane < 2) cp_async_word(target + (Tile::kTokens + lane) * 4, of_weight, has_weight);
         of_weight += p_.b_scale.depth_stride;
-        if (!params_.has_scales_in_row || lane < 2) cp_async_arrive(full);
+        cp_async_arrive(full);
         state.advance();
       }
     }
@@ -125,21 +210,8 @@ class Fp8GemmProducer {
     }
   }
 
-  // Copies the scales of the tokens from `first` on, in multiples of 16 bytes: what is read behind
-  // the last token lies in the same 16 bytes, and no output depends on it.
-  __device__ __forceinline__ void copy_scales_in_row(uint32_t target, uint64_t* full,
-                                                     const float* of_group, int first) const {
-    const int count = min(p_.tokens - first, Tile::kTokens);
-    if (count > 0) {
-      const uint32_t bytes = (count + 3) / 4 * 16;
-      mbarrier_arrive_expect_tx(full, bytes);
-      cp_async_bulk(target, of_group + first, bytes, full);
-    } else {  // The other CTA of a pair may have the last tokens.
-      mbarrier_arrive(full);
-    }
-  }
-
-  // The same, four tokens at once, with zeros for those that do not exist.
+  // Copies the scales of the tokens from `first` on, four at once, with zeros for those that do not
+  // exist.
   __device__ __forceinline__ void copy_four_scales(uint32_t target, const float* of_group,
                                                    int first) const {
     constexpr int kFours = Tile::kTokens / 4;
@@ -168,6 +240,9 @@ class Fp8GemmProducer {
       }
     }
   }
+
+  // Whether a tile may begin in one block of columns and end in the next.
+  static constexpr bool kSpansBlocks = kFp8Block % Tile::kWeights != 0;
 
   const Sm90GemmParams& params_;
   const Fp8GemmParams& p_;

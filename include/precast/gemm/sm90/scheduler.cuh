@@ -23,6 +23,22 @@ __device__ __forceinline__ int cta_to_release(ClusterUse use) {
 // takes its descriptors from uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
+// The value, or what a reference refers to, which the compiler cannot compute again. Why: it would
+// in each block of the depth; an address in shared memory takes a special register.
+template <typename T>
+__device__ __forceinline__ T kept(T x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+  return x;
+}
+template <typename T>
+__device__ __forceinline__ T& kept_object(T& x) {
+  return *kept(&x);
+}
+
 struct GemmTile {
   int a_group, b_group;
   int token, token_end;  // the tile's first token in `a`, and the end of its group
@@ -43,7 +59,7 @@ class GemmScheduler {
       if (p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges) {
         int group;
         if (!find_group(group, in_group, begin, count)) return false;
-        token_units = ceil_div(count, tokens_of_unit());
+        token_units = units_of(count);
         tile.a_group = p_.kind == TokenGroups::counted ? group : 0;
         tile.b_group = Params::kChoosesWeights ? weight_of_group(p_, group) : group;
       } else {
@@ -69,6 +85,12 @@ class GemmScheduler {
     return params_.use == ClusterUse::shares_b ? 2 * Tile::kTokens : Tile::kTokens;
   }
 
+  // The units along so many tokens. Without a division by what is not a constant.
+  __device__ __forceinline__ int units_of(int tokens) const {
+    const int tiles = ceil_div(tokens, Tile::kTokens);
+    return params_.use == ClusterUse::shares_b ? ceil_div(tiles, 2) : tiles;
+  }
+
   // The group of the current unit, the number of the unit in it, and the group's tokens. Looks at
   // 32 groups at once.
   __device__ __forceinline__ bool find_group(int& group, int& in_group, int& begin, int& count) {
@@ -85,7 +107,7 @@ class GemmScheduler {
         }
       }
       // The units up to the end of this lane's group.
-      int until = ceil_div(own_count, tokens_of_unit()) * params_.column_units;
+      int until = units_of(own_count) * params_.column_units;
       const int units = until;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {

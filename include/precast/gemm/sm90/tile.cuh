@@ -14,6 +14,7 @@
 #include "precast/core/sm90/warpgroup.cuh"
 #include "precast/core/target_traits.cuh"
 #include "precast/gemm/sm90/choose.cuh"
+#include "precast/gemm/sm90/store_boxes.cuh"
 
 namespace precast {
 
@@ -62,25 +63,45 @@ struct Sm90GemmTile {
 // The scales of a stage; the last two are not used.
 constexpr int fp8_tile_scales(int tokens) { return tokens + 4; }
 
-// In which a consumer warp brings its outputs in order: two times 16 rows of 32 columns.
-constexpr int fp8_tile_warp_buffer(bool is_swapped) { return is_swapped ? 0 : 2 * 16 * 32 * 2; }
+// The boxes of a tile's outputs for which a consumer warp has buffers: all that it writes.
+constexpr int fp8_tile_buffers(int rows, int columns, bool is_swapped) {
+  return is_swapped ? 0 : columns / store_box_columns(columns) * (rows > 128 ? 2 : 1);
+}
+constexpr int fp8_tile_warp_buffer(int rows, int columns, bool is_swapped) {
+  return fp8_tile_buffers(rows, columns, is_swapped) * 16 * store_box_columns(columns) * 2;
+}
 
-template <int kRows, int kColumns, bool kIsSwapped>
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped>
 struct Fp8GemmTile
-    : Sm90GemmTile<kRows, kColumns, kIsSwapped, fp8_tile_scales(kIsSwapped ? kColumns : kRows) * 4,
-                   fp8_tile_warp_buffer(kIsSwapped) * (kRows < 128 ? 4 : 8)> {
-  static constexpr int kWarpBufferBytes = fp8_tile_warp_buffer(kIsSwapped);
-  static constexpr int kScales = fp8_tile_scales(kIsSwapped ? kColumns : kRows);
-  static constexpr bool kOverlaps = fp8_tile_overlaps(kRows, kColumns);
+    : Sm90GemmTile<
+          kRowsOf, kColumnsOf, kIsSwapped, fp8_tile_scales(kIsSwapped ? kColumnsOf : kRowsOf) * 4,
+          fp8_tile_warp_buffer(kRowsOf, kColumnsOf, kIsSwapped) * (kRowsOf < 128 ? 4 : 8)> {
+  using Box = StoreBox<store_box_columns(kColumnsOf)>;
+  static constexpr int kBoxes = kColumnsOf / Box::kColumns;
+  static constexpr int kBuffers = fp8_tile_buffers(kRowsOf, kColumnsOf, kIsSwapped);
+  static constexpr int kWarpBufferBytes = fp8_tile_warp_buffer(kRowsOf, kColumnsOf, kIsSwapped);
+  static constexpr int kScales = fp8_tile_scales(kIsSwapped ? kColumnsOf : kRowsOf);
+  static constexpr bool kOverlaps = fp8_tile_overlaps(kRowsOf, kColumnsOf);
 };
 
 #endif  // PRECAST_SM
 
 #if defined(__CUDACC__)
 
+// Those of the stages, and one for the sums that a CTA gets from those of its cluster.
+template <int kStages>
+struct alignas(16) Fp8GemmBarriers : PipelineBarriers<kStages> {
+  uint64_t sums;
+
+  __device__ __forceinline__ void init_by_warp(uint32_t producers, uint32_t consumers) {
+    PipelineBarriers<kStages>::init_by_warp(producers, consumers);
+    if (threadIdx.x % 32 == 31) mbarrier_init(&sums);
+  }
+};
+
 template <typename Tile>
 struct Fp8GemmStorage {
-  PipelineBarriers<Tile::kStages> stages;
+  Fp8GemmBarriers<Tile::kStages> stages;
   alignas(16) float scales[Tile::kStages][Tile::kScales];  // tokens, then the weight's two
 };
 

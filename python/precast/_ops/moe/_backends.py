@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from precast._base.errors import BackendSupportedError
 from precast._op.decorators import served_by
 from precast._op.export import Export
 
@@ -23,7 +24,7 @@ backend : str
 Raises
 ------
 BackendSupportedError
-    Another backend, or one that the GPU has no kernel for; it is a ValueError, too.
+    Another backend, or one that the GPU has no kernel for.
 """
 
 
@@ -42,15 +43,17 @@ class Both(NamedTuple):
         )
 
     def chosen(self, backend: str) -> Export:
-        """The export of a backend that the op has accepted."""
-        return self.cute_dsl if backend == "cute_dsl" else self.cuda
+        """The export of a backend; ``"auto"`` is CUDA: no figure speaks for the other one."""
+        if backend == "auto" or backend == "cuda":
+            return self.cuda
+        if backend == "cute_dsl":
+            return self.cute_dsl
+        raise BackendSupportedError(
+            f"{self.cuda.function} does not support backend {backend!r}; legal: 'cuda', "
+            f"'cute_dsl', 'auto'"
+        )
 
 
 def backends(op: str) -> dict[str, Callable[..., Any]]:
     """A check for each backend: the GPUs that its TOML names."""
     return {"cuda": served_by(op), "cute_dsl": served_by(op + CUTE_DSL)}
-
-
-def cuda_first(suitable: Sequence[str], **call: Any) -> Sequence[str]:
-    """Say what ``"auto"`` takes: nothing has been measured that speaks for the other one."""
-    return ["cuda"]

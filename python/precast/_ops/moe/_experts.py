@@ -139,7 +139,6 @@ def row_dtype(mode: Mode, output_dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if mode is Mode.FP8 else output_dtype
 
 
-@functools.lru_cache(maxsize=256)
 def scratch_layout(
     mode: Mode, x_dtype: torch.dtype, output_dtype: torch.dtype, sizes: Sizes
 ) -> tuple[Scratch, int]:
@@ -185,6 +184,10 @@ def scratch_layout(
         ),
         max(at, end),
     )
+
+
+#: The same, remembered: engines call with a few shapes again and again.
+known_layout = functools.lru_cache(maxsize=256)(scratch_layout)
 
 
 def scratch_of(

@@ -24,6 +24,7 @@ from precast._ops.moe._experts import (
     check_sizes,
     check_tensor,
     function_of,
+    known_layout,
     mode_of,
     scratch_layout,
     scratch_of,
@@ -60,15 +61,17 @@ def _check_scales(
             f"{_NAME}: quant_scales must hold {count} tensors for this mode, got {len(given)}"
         )
     experts = sizes.experts
+    shapes: list[tuple[int, ...]]
     if mode is Mode.FP8_BLOCKS:
         shapes = [
             (experts, -(-sizes.inputs // GROUP), sizes.hidden // GROUP),
             (experts, sizes.hidden // GROUP, sizes.inter // GROUP),
         ]
     else:
-        each = (experts,)
-        second = each if given[1].dim() else ()
-        shapes = [each, second, each, tuple(given[3].shape) if given[3].numel() == 1 else ()]
+        # The second is one number, or one of each expert; the last is not read.
+        second = (experts,) if given[1].numel() != 1 else tuple(given[1].shape)
+        last = tuple(given[3].shape) if given[3].numel() == 1 else ()
+        shapes = [(experts,), second, (experts,), last]
     for i, (scale, shape) in enumerate(zip(given, shapes, strict=True)):
         check_tensor(_NAME, f"quant_scales[{i}]", scale, x, torch.float32, *shape)
     return given
@@ -151,11 +154,15 @@ def _fill(made: dict[str, Any]) -> None:
             "fc1_size": Const("", value="2 * intermediate_size"),
         },
         inputs={
-            "input": Tensor(["num_tokens", "hidden_size"]),
+            "input": Tensor(["num_tokens", "hidden_size"], dtype="bfloat16"),
             "token_selected_experts": Tensor(["num_tokens", "topk"], dtype="int32"),
             "token_final_scales": Tensor(["num_tokens", "topk"], dtype="float32"),
-            "fc1_expert_weights": Tensor(["num_local_experts", "fc1_size", "hidden_size"]),
-            "fc2_expert_weights": Tensor(["num_local_experts", "hidden_size", "intermediate_size"]),
+            "fc1_expert_weights": Tensor(
+                ["num_local_experts", "fc1_size", "hidden_size"], dtype="bfloat16"
+            ),
+            "fc2_expert_weights": Tensor(
+                ["num_local_experts", "hidden_size", "intermediate_size"], dtype="bfloat16"
+            ),
         },
         outputs={"output": Tensor(["num_tokens", "hidden_size"], dtype="bfloat16")},
         reference=cutlass_fused_moe_reference,
@@ -379,7 +386,9 @@ def cutlass_fused_moe(
     scales = _check_scales(quant_scales, x, mode, sizes)
     if output is None:
         output = x.new_empty(tokens, hidden, dtype=output_dtype)
-    layout, total = scratch_layout(mode, x.dtype, output_dtype, sizes)
+    # torch.compile traces no function that remembers.
+    plan = scratch_layout if torch.compiler.is_compiling() else known_layout
+    layout, total = plan(mode, x.dtype, output_dtype, sizes)
     scratch = scratch_of(_NAME, workspace_buffer, x, layout, total)
     if not torch.compiler.is_compiling():
         read = {

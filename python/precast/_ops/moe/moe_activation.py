@@ -13,7 +13,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
 from precast._op.validation import check_contiguous, check_elements_apart
-from precast._ops.moe._backends import BACKEND, Both, backends, cuda_first
+from precast._ops.moe._backends import BACKEND, Both, backends
 from precast._ops.quantize._reference_8bit import group_quant, silu_and_mul
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
@@ -124,7 +124,7 @@ _TRACE = by_form(lambda m_indices=None, **call: m_indices is not None, _template
 
 
 @precast_api(trace=_TRACE)
-@op("moe_activation", backends=backends("moe_activation"), heuristic=cuda_first)
+@op("moe_activation", backends=backends("moe_activation"), chosen_by_body=True)
 @documented(BACKEND)
 def moe_activation(
     input: torch.Tensor,

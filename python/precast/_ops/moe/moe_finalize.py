@@ -12,7 +12,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
 from precast._op.validation import check_contiguous, check_elements_apart, check_rank
-from precast._ops.moe._backends import BACKEND, Both, backends, cuda_first
+from precast._ops.moe._backends import BACKEND, Both, backends
 from precast._ops.moe.moe_activation import MAX_COLUMNS
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
@@ -94,7 +94,7 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=_TRACE)
-@op("moe_finalize", backends=backends("moe_finalize"), heuristic=cuda_first)
+@op("moe_finalize", backends=backends("moe_finalize"), chosen_by_body=True)
 @documented(BACKEND)
 def moe_finalize(
     input: torch.Tensor,

@@ -138,7 +138,7 @@ def _template(function: str, description: str, reference: Any, quantises: bool) 
         "num_tokens": Var(sample=5),
         "topk": Const("k", sample=4),
         "hidden_size": Const("h", multiple=GROUP),
-        "num_rows": Var("Rows of all slots.", value="num_tokens * topk"),
+        "num_rows": Var("Rows of all slots.", value="num_tokens * topk", in_data=True),
     }
     of_row = ["num_rows", "hidden_size"]
     if not quantises:

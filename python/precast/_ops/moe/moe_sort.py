@@ -67,14 +67,13 @@ def _check(
         counts=counts,
     )
     chunks = chunks_of(pairs)
-    for name, tensor, shape in (
-        ("row_experts", row_experts, [pairs]),
-        ("counts", counts, [chunks, experts]),
-    ):
-        if tensor is not None and list(tensor.shape) != shape:
-            raise ValueError(f"{export}: {name} must have shape {shape}, got {[*tensor.shape]}")
-    if counts is None and chunks > 1:
-        raise ValueError(f"{export}: counts must have shape {[chunks, experts]}, got None")
+    if row_experts.shape != (pairs,):
+        raise ValueError(
+            f"{export}: row_experts must have shape [{pairs}], got {[*row_experts.shape]}"
+        )
+    if chunks > 1 and (counts is None or counts.shape != (chunks, experts)):
+        got = None if counts is None else [*counts.shape]
+        raise ValueError(f"{export}: counts must have shape {[chunks, experts]}, got {got}")
 
 
 def _write(
@@ -119,7 +118,7 @@ def _fill(made: dict[str, Any]) -> None:
             "topk": Const("k", sample=4),
             "num_local_experts": Const("e", param="num_experts", sample=16),
             "num_starts": Const("", value="num_local_experts + 1"),
-            "num_rows": Var("Rows of all slots.", value="num_tokens * topk"),
+            "num_rows": Var("Rows of all slots.", value="num_tokens * topk", in_data=True),
         },
         inputs={
             "token_selected_experts": Tensor(["num_tokens", "topk"], dtype="int32"),
@@ -177,8 +176,8 @@ def moe_sort(
         with the expert of each, counted from ``first_expert``; the others stay. Default: a new
         tensor.
     counts : torch.Tensor, optional
-        ``[max(1, ceil(tokens * slots / 4096)), num_experts]``, int32, contiguous: scratch, which
-        calls with more than 4096 slots need. Default: a new tensor.
+        ``[ceil(tokens * slots / 4096), num_experts]``, int32, contiguous: scratch of calls with
+        more than 4096 slots; others do not look at it. Default: a new tensor.
 
     Returns
     -------

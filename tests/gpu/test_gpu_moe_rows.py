@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a mixture of experts alone: the order of rows, copies, the function, sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from block_calls import Buffer, same_bits
+from moe_support import COMPUTED, E4M3, random_selection
+
+from precast import fused_moe
+from precast.testing import assert_close
+from precast.tllm_enums import ActivationType
+
+DEVICE = "cuda"
+DTYPES = (torch.bfloat16, torch.float16)
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f16"])
+
+
+class Order:
+    """One sort in guarded buffers."""
+
+    def __init__(self, selected: torch.Tensor, experts: int, first: int = 0) -> None:
+        self.selected, self.experts, self.first = selected, experts, first
+        chunks = max(-(-selected.numel() // 4096), 1)
+        self.buffers = (
+            Buffer(experts + 1, dtype=torch.int32),
+            Buffer(*selected.shape, dtype=torch.int32),
+            Buffer(selected.numel(), dtype=torch.int32),
+            Buffer(chunks, experts, dtype=torch.int32),
+        )
+
+    def run(self, **options: Any) -> None:
+        views = [buffer.view for buffer in self.buffers]
+        fused_moe.moe_sort(self.selected, self.experts, self.first, *views, **options)
+
+    def check(self) -> None:
+        want = fused_moe.moe_sort_reference(self.selected, self.experts, self.first)
+        offsets, rows, experts, _ = (buffer.view for buffer in self.buffers)
+        assert torch.equal(offsets, want[0])
+        assert torch.equal(rows, want[1])
+        count = int(want[0][-1])
+        assert torch.equal(experts[:count], want[2][:count])
+        assert (experts[count:].contiguous().view(torch.uint8) == 0xA5).all()
+        for buffer in self.buffers:
+            buffer.check()
+
+
+@pytest.mark.parametrize("experts", [1, 2, 31, 32, 33, 60, 128, 256, 511, 512, 513, 1000, 1024])
+def test_the_order(experts: int, generator: torch.Generator) -> None:
+    for tokens, slots in (
+        (0, 4),
+        (1, 1),
+        (1, 10),
+        (64, 8),
+        (103, 5),
+        (512, 8),
+        (513, 8),
+        (3000, 7),
+    ):
+        for skew in (0.0, 2.0):
+            selected = random_selection(tokens, slots, experts, generator, skew)
+            call = Order(selected, experts)
+            call.run()
+            call.check()
+
+
+def test_the_order_of_many_tokens(generator: torch.Generator) -> None:
+    for tokens, slots, experts in ((16384, 10, 256), (65536, 8, 128), (20000, 1, 1024)):
+        call = Order(random_selection(tokens, slots, experts, generator, 0.7), experts)
+        call.run()
+        call.check()
+
+
+def test_the_order_of_one_rank(generator: torch.Generator) -> None:
+    for tokens in (37, 5000):
+        selected = random_selection(tokens, 6, 60, generator, 1.0)
+        selected[::5, 2] = torch.tensor(-(2**31), dtype=torch.int32)
+        selected[1::5, 2] = 2**31 - 1
+        for rank in range(4):
+            call = Order(selected, 15, 15 * rank)
+            call.run(enable_pdl=False)
+            call.check()
+    everyone = torch.full((9000, 2), 7, dtype=torch.int32, device=DEVICE)
+    for first in (0, 7, 8):
+        call = Order(everyone, 8, first)
+        call.run()
+        call.check()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float32, E4M3, torch.int8, torch.float64], ids=str
+)
+def test_copies(dtype: torch.dtype, generator: torch.Generator) -> None:
+    vector = 16 // dtype.itemsize
+    for tokens, slots, columns in ((1, 1, vector), (33, 10, 5 * vector), (300, 8, 2048)):
+        drawn = torch.randint(
+            0,
+            256,
+            (tokens, (columns + vector) * dtype.itemsize),
+            generator=generator,
+            device=DEVICE,
+            dtype=torch.uint8,
+        )
+        x = drawn.view(dtype)[:, :columns]
+        order = torch.randperm(tokens * slots, generator=generator, device=DEVICE).int()
+        rows = order.view(tokens, slots)
+        rows[::3, 0] = -1
+        rows[1::3, slots - 1] = tokens * slots
+        out = Buffer(tokens * slots, columns, dtype=dtype)
+        assert fused_moe.moe_permute(x, rows, out.view) is out.view
+        want = out.view.clone()
+        want.view(torch.uint8).fill_(0xA5)
+        named = (rows >= 0) & (rows < tokens * slots)
+        token = torch.arange(tokens, device=DEVICE)[:, None].expand_as(rows)[named]
+        source = x.contiguous().view(torch.uint8)
+        want.view(torch.uint8)[rows[named].long()] = source[token]
+        same_bits(out.view, want)
+        out.check()
+
+
+@dtypes
+def test_quantised_copies(dtype: torch.dtype, generator: torch.Generator) -> None:
+    for tokens, slots, columns in ((1, 1, 128), (33, 10, 384), (129, 8, 2048), (3, 20, 128)):
+        x = torch.randn(tokens, columns, generator=generator, device=DEVICE) * 3
+        x[0, :128] = 0
+        x = x.to(dtype)
+        rows = torch.randperm(tokens * slots, generator=generator, device=DEVICE).int()
+        rows = rows.view(tokens, slots)
+        want = fused_moe.moe_permute_quant_reference(x, rows)
+        got = fused_moe.moe_permute_quant(x, rows)
+        same_bits(got[0], want[0])
+        same_bits(got[1].contiguous(), want[1])
+        by_rows = Buffer(tokens * slots, columns // 128, dtype=torch.float32)
+        fused_moe.moe_permute_quant(x, rows, out_scale=by_rows.view, enable_pdl=False)
+        same_bits(by_rows.view, want[1])
+        by_rows.check()
+        x[-1, -1] = torch.nan
+        codes, scales = fused_moe.moe_permute_quant(x, rows)
+        last = rows[-1].long()
+        assert scales[last, -1].isnan().all()
+        assert codes[last, -128:].float().isnan().all()
+        assert scales.isnan().sum() == slots
+
+
+def activation_call(
+    act: ActivationType, dtype: torch.dtype, generator: torch.Generator, full: bool
+) -> tuple[list[Any], int]:
+    """Arguments from ``x`` to ``scale``, and the rows of experts."""
+    experts, rows, columns = 5, 131, 256
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, device=DEVICE) + 0.5
+
+    inputs = 2 * columns if act.is_gated else columns
+    x = (3 * torch.randn(rows, inputs, generator=generator, device=DEVICE)).to(dtype)
+    offsets = torch.tensor([0, 40, 40, 41, 100, 117], dtype=torch.int32, device=DEVICE)
+    of = torch.bucketize(torch.arange(rows, device=DEVICE), offsets[1:], right=True).int()
+    of[117:] = 2**31 - 1
+    x[117:] = torch.nan
+    x[7, 3] = torch.nan
+    numbers: list[Any] = [None] * 5
+    if full:
+        bias = torch.randn(experts, inputs, generator=generator, device=DEVICE)
+        numbers = [bias.to(dtype), uniform(experts), uniform(experts), uniform(experts) * 2]
+        numbers.append(uniform(experts))
+    return [x, offsets, of, act, *numbers], 117
+
+
+@dtypes
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("act", COMPUTED, ids=lambda act: act.name)
+def test_the_function(
+    act: ActivationType, full: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    given, rows = activation_call(act, dtype, generator, full)
+    out = Buffer(len(given[0]), 256, dtype=dtype)
+    fused_moe.expert_activation(*given, out.view)
+    want = fused_moe.expert_activation_reference(*given)
+    assert out.view[7].isnan().sum() == 1
+    assert torch.equal(out.view[:rows].isnan(), want[:rows].isnan())
+    assert_close(out.view[:rows].nan_to_num(), want[:rows].nan_to_num().double())
+    assert (out.view[rows:].contiguous().view(torch.uint8) == 0xA5).all()
+    out.check()
+
+
+@dtypes
+@pytest.mark.parametrize("act", [ActivationType.SwigluBias, ActivationType.Relu2])
+def test_the_quantised_function(
+    act: ActivationType, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    given, rows = activation_call(act, dtype, generator, True)
+    x, offsets, of, *rest = given
+    x[7, 3] = 1
+    for by in (torch.tensor(3.0), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])):
+        by = by.to(DEVICE)
+        out = Buffer(len(x), 256, dtype=E4M3)
+        fused_moe.expert_activation_quant(x, offsets, of, by, *rest, out.view)
+        want = fused_moe.expert_activation_quant_reference(x, offsets, of, by, *rest)
+        assert_close(out.view[:rows], want[:rows].double())
+        assert (out.view[rows:].view(torch.uint8) == 0xA5).all()
+        out.check()
+    out, scales = Buffer(len(x), 256, dtype=E4M3), Buffer(2, len(x), dtype=torch.float32)
+    fused_moe.expert_activation_block_quant(*given, out.view, scales.view.T)
+    codes, scale = fused_moe.expert_activation_block_quant_reference(*given)
+    assert (scales.view.T[:rows] / scale[:rows] - 1).abs().max() <= 1e-4  # sigmoid() is fast.
+    assert_close(out.view[:rows], codes[:rows].double())
+    assert (out.view[rows:].view(torch.uint8) == 0xA5).all()
+    out.check()
+    scales.check()
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (1, 1), (0, 1)], ids=["bf16", "f16", "bf16-f16"])
+def test_sums(pair: tuple[int, int], generator: torch.Generator) -> None:
+    dtype, out_dtype = DTYPES[pair[0]], DTYPES[pair[1]]
+    for tokens, slots, columns in ((1, 1, 8), (33, 10, 264), (300, 8, 2048), (5, 20, 64)):
+        count = tokens * slots
+        x = torch.randn(count, columns, generator=generator, device=DEVICE).to(dtype)
+        rows = torch.randperm(count, generator=generator, device=DEVICE).int().view(tokens, slots)
+        x[rows[:, 0].long()[::2]] = torch.nan  # Rows that no slot names.
+        rows[::2, 0] = -1
+        rows[1::4, slots - 1] = count
+        weights = torch.rand(tokens, slots, generator=generator, device=DEVICE)
+        of = torch.randint(0, 3, (count,), generator=generator, device=DEVICE).int()
+        scale = torch.rand(3, generator=generator, device=DEVICE)
+        bias = torch.randn(3, columns, generator=generator, device=DEVICE).to(out_dtype)
+        for more in (
+            {},
+            {"weights": weights},
+            {"weights": weights, "row_experts": of, "scale": scale, "bias": bias},
+            {"row_experts": of, "bias": bias},
+        ):
+            out = Buffer(tokens, columns, dtype=out_dtype)
+            fused_moe.moe_unpermute(x, rows, out=out.view, out_dtype=out_dtype, **more)
+            want = torch.zeros(tokens, columns, dtype=torch.float64, device=DEVICE)
+            for slot in range(slots):
+                row = rows[:, slot].long()
+                here = (row >= 0) & (row < count)
+                term = x[row[here]].double()
+                if "scale" in more:
+                    term = term * scale.double()[of.long()[row[here]], None]
+                if "bias" in more:
+                    term = term + bias.double()[of.long()[row[here]]]
+                if "weights" in more:
+                    term = term * weights[here, slot, None].double()
+                want[here] += term
+            error = (out.view.double() - want).abs()
+            eps = torch.finfo(out_dtype).eps
+            assert (error <= eps * want.abs() + 1e-4).all()
+            out.check()
+
+
+def test_errors(generator: torch.Generator) -> None:
+    selected = random_selection(9, 2, 4, generator)
+    rows = torch.arange(18, dtype=torch.int32, device=DEVICE).view(9, 2)
+    x = torch.randn(9, 128, generator=generator, device=DEVICE).bfloat16()
+    wide = torch.randn(18, 128, generator=generator, device=DEVICE).bfloat16()
+    offsets = torch.tensor([0, 18], dtype=torch.int32, device=DEVICE)
+    of = torch.zeros(18, dtype=torch.int32, device=DEVICE)
+    calls: list[tuple[Any, tuple[Any, ...], str]] = [
+        (fused_moe.moe_sort, (selected.long(), 4), "token_selected_experts must be int32"),
+        (fused_moe.moe_sort, (selected.cpu(), 4), "token_selected_experts must be a CUDA tensor"),
+        (fused_moe.moe_sort, (selected, 1025), "expert_offsets must have 1 to 1025 elements"),
+        (fused_moe.moe_sort, (selected, 4, -1), "first_expert must be from 0 to"),
+        (fused_moe.moe_sort, (selected, 4, 0, of), r"expert_offsets must have shape \[5\]"),
+        (fused_moe.moe_permute, (x[:, :100], rows), "input must have a multiple of 8 columns"),
+        (fused_moe.moe_permute, (x, rows.long()), "permuted_rows must be int32"),
+        (fused_moe.moe_permute, (x, rows[:3]), r"permuted_rows must have shape \[9, 2\]"),
+        (fused_moe.moe_permute, (x, rows, wide.half()), "out must be bfloat16, got float16"),
+        (fused_moe.moe_permute_quant, (x[:, :64], rows), "input must have a multiple of 128"),
+        (fused_moe.moe_unpermute, (wide, rows, x), "weights must be float32"),
+        (fused_moe.expert_activation, (wide, offsets, of[:3]), r"row_experts must have shape \[18"),
+        (fused_moe.expert_activation, (wide[:, :120], offsets, of), "x must have a multiple of 16"),
+    ]
+    for function, arguments, words in calls:
+        with pytest.raises(ValueError, match=words):
+            function(*arguments)
+    with pytest.raises(ValueError, match="row_experts must be given with scale or bias"):
+        fused_moe.moe_unpermute(wide, rows, bias=x[:1])
