@@ -16,7 +16,7 @@ import torch
 
 import precast
 from precast._op.declaration import AXES, Kind, Parameter, TensorKind
-from precast._op.dispatch import kernels
+from precast._op.dispatch import Kernel, kernels
 from precast._op.export import Export
 from precast._op.matcher import _Matcher
 from precast._ops.attention.kernels import workspace_bytes

@@ -104,12 +104,6 @@ class BlockSums {
   }
 
  private:
-  // The number, which the compiler cannot compute again. Why: it would in each block.
-  static __device__ __forceinline__ int kept(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-  }
-
   // Goes to the next stage. Why the places are kept: the compiler would compute them when the sums
   // are added, and the tensor cores would wait for it.
   __device__ __forceinline__ void advance(Block& at) const {

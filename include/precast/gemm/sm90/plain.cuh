@@ -6,7 +6,8 @@
 //   Operand, Bias, Out               element types; both operands have one
 //   Family                           the tiles, and how one is chosen
 //   kHasScales                       whether the sums are multiplied by scales of rows
-//   kPromotedStages                  after how many stages an accumulator is added to the sums
+//   TileSums                         how a warpgroup computes its rows of a tile
+//   kHasSumsOfBlocks                 whether sums are other registers than accumulators
 //
 // Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Two
 //          warps of its producer warpgroup copy the operands; its one or two consumer warpgroups

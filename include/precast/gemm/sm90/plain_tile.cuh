@@ -12,9 +12,13 @@ constexpr int kStoreRows = 16, kStoreColumns = 64, kStoreBytes = kStoreRows * kS
 
 #if defined(PRECAST_SM)
 
+// Of so many buffers for each consumer warp.
+constexpr int plain_tile_buffer_bytes(int rows, int buffers) {
+  return buffers * (rows < 128 ? 4 : 8) * kStoreBytes;
+}
 template <int kRows, int kColumns, int kBuffers>
 constexpr int kStagesBesideBuffers =
-    Sm90GemmTile<kRows, kColumns, false, 0, kBuffers * kRows / 16 * kStoreBytes>::kStages;
+    Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kBuffers)>::kStages;
 // Two buffers for each warp, unless they take the place of a stage.
 template <int kRows, int kColumns, bool kIsSwapped>
 constexpr int kStoreBuffers =
@@ -25,9 +29,12 @@ constexpr int kStoreBuffers =
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
 struct PlainTile
     : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
-                   kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped> * kRowsOf / 16 * kStoreBytes,
+                   plain_tile_buffer_bytes(kRowsOf, kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>),
                    kCtas> {
   static constexpr int kBuffers = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>;
+  // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
+  static constexpr bool kOverlaps =
+      fp8_tile_overlaps(kRowsOf, kColumnsOf) && (kCtas < 3 || kColumnsOf < 64);
   static_assert(kColumnsOf % kStoreColumns == 0 || kBuffers == 0, "a row of boxes is a tile's");
 };
 
