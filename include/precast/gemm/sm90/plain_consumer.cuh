@@ -16,7 +16,6 @@ class PlainConsumer {
   using Storage = PlainStorage<Tile>;
   using TileSums = typename Types::template TileSums<Tile, PipelineBarriers<Tile::kStages>, Params>;
   using Sums = typename TileSums::Sums;
-  using Scales = SumScales<Tile, Params>;
 
  public:
   __device__ __forceinline__ PlainConsumer(const Params& params, Storage& shared,
@@ -30,17 +29,10 @@ class PlainConsumer {
     GemmScheduler<Tile, Params> scheduler(params_);
     // Why a vote: see uniform().
     for (GemmTile tile; __any_sync(0xffffffffu, scheduler.next(tile));) {
+      SumScales<Tile, Params>::prefetch(params_, tile);
       Sums sums;
-      if constexpr (Tile::kParts == 1) {
-        const Scales scales(params_, tile, row_of(0));  // on their way while sums are computed
-        sums_.compute(tile.column, sums);
-        write(tile, row_of(0), scales, sums[0]);
-      } else {
-        static_assert(Tile::kParts == 2, "two parts, whose sums leave no registers for scales");
-        sums_.compute(tile.column, sums);
-        write(tile, row_of(0), Scales(params_, tile, row_of(0)), sums[0]);
-        write(tile, row_of(1), Scales(params_, tile, row_of(1)), sums[1]);
-      }
+      sums_.compute(tile.column, sums);
+      write_parts(tile, sums);
     }
     if constexpr (Tile::kBuffers > 0) {
       // Shared memory stays until TMA has read it.
@@ -65,14 +57,17 @@ class PlainConsumer {
     }
   }
 
-  __device__ __forceinline__ void write(const GemmTile& tile, int row, const Scales& scales,
-                                        const float (&sums)[Tile::kColumns / 2]) const {
-    const PlainEpilogue<Types, Tile> epilogue(params_, tile, row, scales);
+  // Why templates: the compiler does not unroll a loop of this size.
+  template <int kPart = 0>
+  __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
+    const int row = row_of(kPart);
+    const PlainEpilogue<Types, Tile> epilogue(params_, tile, row, {params_, tile, row});
     if (params_.use == ClusterUse::splits_k) {
-      epilogue.write_sum_of_cluster(base_, sums);
+      epilogue.write_sum_of_cluster(base_, sums[kPart]);
     } else {
-      epilogue.write_tile(store_buffers(), sums);
+      epilogue.write_tile(store_buffers(), sums[kPart]);
     }
+    if constexpr (kPart + 1 < Tile::kParts) write_parts<kPart + 1>(tile, sums);
   }
 
   const Params& params_;
