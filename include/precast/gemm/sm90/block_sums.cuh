@@ -81,7 +81,7 @@ class BlockSums {
 #pragma unroll
         for (float& x : acc) x = 0.0f;
       }
-#pragma unroll(Tile::kParts > 1 ? 1 : 2)
+#pragma unroll(Tile::kParts > 1 ? 4 : 2)
       for (int left = blocks; left > 0; --left) {
         wait_full(at);
         const Block here = at;
@@ -213,6 +213,9 @@ class BlockSums {
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
 #pragma unroll
     for (int i = 0; i < Tile::kColumns / 2; ++i) sums[i] = factors.add(sums[i], acc[i], i);
+    // Why: the compiler would add when the next part is multiplied, for which registers are too
+    // few.
+    if constexpr (Tile::kParts > 1) keep_behind_wait(sums);
   }
 
   Barriers& stages_;

@@ -34,7 +34,7 @@ class DepthSums {
       : params_(params),
         stages_(stages),
         blocks_(DepthRange(params).count()),
-        first_place_(uniform(base >> 4)),
+        first_place_(uniform((base & 0x3ffff) >> 4)),
         releases_in_(cta_to_release(params.use)) {}
 
   // Computes the sums of a tile, and gives its stages back.
@@ -127,9 +127,11 @@ class DepthSums {
 
   const Params& params_;
   Barriers& stages_;
-  const int blocks_;            // of the depth, in a tile
-  const uint32_t first_place_;  // units of 16 bytes
-  const int releases_in_;       // a CTA of the cluster
+  const int blocks_;  // of the depth, in a tile
+  // In units of 16 bytes. Why masked: in a cluster, addresses have the rank of the CTA in their
+  // upper bits, which would be bits of the descriptor's panel step.
+  const uint32_t first_place_;
+  const int releases_in_;  // a CTA of the cluster
   State state_;
   bool is_first_ = true;  // no tile has been multiplied
 };
