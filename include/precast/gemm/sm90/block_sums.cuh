@@ -55,9 +55,13 @@ class BlockSums {
         base_(uniform(base)),
         warpgroup_(uniform(threadIdx.x / kWarpgroupSize) - 1),
         row_(kept(row_of(0))),
-        releases_in_(kept(cta_to_release(params.use))) {}
+        releases_in_(kept(cta_to_release(params.use))),
+        zero_(Factors::kAreLoaded ? kept(static_cast<int>(params.use) >> 4) : 0) {}
 
-  // The lane's first row in the tile.
+  __device__ __forceinline__ uint32_t base() const { return base_; }
+
+  // The lane's first row in the tile, of the first part, and of any.
+  __device__ __forceinline__ int first_row() const { return row_; }
   static __device__ __forceinline__ int row_of(int part) {
     const int warp = threadIdx.x / 32 - 4;
     return part * (64 * Tile::kConsumers) + 16 * warp + threadIdx.x % 32 / 4;
@@ -92,7 +96,7 @@ class BlockSums {
           wgmma_wait_group<0>();
           keep_behind_wait(acc);
           if (part == Tile::kParts - 1) {
-            release(here);
+            release(here, factors);
             advance(at);
             at.is_full = is_full(at);
           }
@@ -168,7 +172,7 @@ class BlockSums {
     const Factors factors = load_factors(of, column, 0);
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
-    release(of);
+    release(of, factors);
     at.is_full = is_full(at);
     add(sums, acc, factors);
   }
@@ -204,10 +208,18 @@ class BlockSums {
     }
   }
 
-  // This warp will not read the stage any more. Its lanes have read the scales.
-  __device__ __forceinline__ void release(const Block& of) {
-    if constexpr (Factors::kAreLoaded) __syncwarp();
-    mbarrier_arrive_in_cta_if(&stages_.empty[of.state.stage], releases_in_);
+  // This warp will not read the stage any more. Why the factors: the GPU may arrive before it has
+  // read the scales of which they are, unless a register of the arrival depends on them; and a
+  // producer writes others at once. They make the number of the CTA larger by zero.
+  __device__ __forceinline__ void release(const Block& of, const Factors& factors) {
+    int zero = 0;
+    if constexpr (Factors::kAreLoaded) {
+      __syncwarp();
+      const int first = __float_as_int(factors.of(0));
+      const int last = __float_as_int(factors.of(Tile::kColumns / 2 - 1));
+      zero = first & last & zero_;
+    }
+    mbarrier_arrive_in_cta_if(&stages_.empty[of.state.stage], releases_in_ + zero);
   }
 
   static __device__ __forceinline__ void add(Acc& sums, const Acc& acc, const Factors& factors) {
@@ -224,6 +236,7 @@ class BlockSums {
   const int warpgroup_;
   const int row_;          // the lane's first one in the tile
   const int releases_in_;  // a CTA of the cluster
+  const int zero_;         // zero, which the compiler does not know
   State state_;
 };
 

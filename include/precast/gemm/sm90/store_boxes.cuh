@@ -7,6 +7,7 @@
 #include "precast/core/sm90/stmatrix.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
+#include "precast/core/vec.cuh"
 
 namespace precast {
 
