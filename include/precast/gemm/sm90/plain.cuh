@@ -59,8 +59,8 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
   cudaError_t error;
   if (params.stores_boxes) {
     TensorMapShape shape;
-    shape.dim(p.columns, 0, kStoreColumns)
-        .dim(p.tokens, p.out_row_stride * sizeof(T), kStoreRows)
+    shape.dim(p.columns, 0, PlainBox::kColumns)
+        .dim(p.tokens, p.out_row_stride * sizeof(T), PlainBox::kRows)
         .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
     error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
     if (error != cudaSuccess) return error;

@@ -34,11 +34,7 @@ class PlainConsumer {
       sums_.compute(tile.column, sums);
       write_parts(tile, sums);
     }
-    if constexpr (Tile::kBuffers > 0) {
-      // Shared memory stays until TMA has read it.
-      if (elect_lane()) wait_stores_have_read<0>();
-      __syncwarp();
-    }
+    if constexpr (Tile::kBuffers > 0) finish_boxes();
   }
 
  private:
