@@ -89,18 +89,27 @@ __device__ __forceinline__ void mbarrier_arrive_in_cta(uint64_t* barrier, uint32
 #endif
 }
 
-// The same if `rank` is not negative. Without a branch.
-__device__ __forceinline__ void mbarrier_arrive_in_cta_if(uint64_t* barrier, int rank) {
+// No CTA, and this one, which an arrival reaches sooner than by its rank.
+constexpr int kNoCta = -1, kThisCta = 16;
+
+// The same if `rank` is that of a CTA, or at this one's if it is kThisCta. Without a branch. `zero`
+// is 0, by which the arrival may depend on what must be read before.
+__device__ __forceinline__ void mbarrier_arrive_in_cta_if(uint64_t* barrier, int rank,
+                                                          int zero = 0) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
-      ".reg .pred arrives;\n"
-      ".reg .b32 remote;\n"
-      "setp.ge.s32 arrives, %1, 0;\n"
+      ".reg .pred here, there;\n"
+      ".reg .b32 own, remote;\n"
+      "setp.eq.s32 here, %1, 16;\n"
+      "setp.lt.u32 there, %1, 16;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "@arrives mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "or.b32 own, %0, %2;\n"
+      "or.b32 remote, remote, %2;\n"
+      "@here mbarrier.arrive.shared::cta.b64 _, [own];\n"
+      "@there mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(shared_address(barrier)),
-      "r"(rank)
+      "r"(rank), "r"(zero)
       : "memory");
 #endif
 }

@@ -14,12 +14,12 @@ struct Fp8GemmCosts {
   double l2_bytes = 66.6;
   double dram_bytes = 1870.0;
   double start = 4080.0;
-  double split_byte = 0.0595;
+  double split_byte = 0.0421;
   double share = 0.12;
   double used_by_4 = 0.928;
   double used_by_8 = 0.903;
   double missing = 0.001;
-  double split[3] = {711.0, 1370.0, 2880.0};
+  double split[3] = {1560.0, 3110.0, 4550.0};
   double consumer[13] = {919.0, 808.0, 730.0, 550.0, 496.0, 482.0, 496.0, 406.0, 722.0, 451.0, 315.0, 275.0, 1350.0};
   double tile[13] = {2550.0, 2600.0, 784.0, 1550.0, 298.0, 996.0, 705.0, 503.0, 3100.0, 455.0, 113.0, 81.1, 1730.0};
 };
@@ -44,18 +44,18 @@ struct Gemm16Costs {
 // Of the GEMM of e4m3 operands with scales of rows.
 struct ScaledGemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 120.0;
-  double l2_bytes = 120.0;
-  double dram_bytes = 1950.0;
-  double start = 5000.0;
-  double split_byte = 0.055;
-  double share = 0.06;
-  double used_by_4 = 0.9;
-  double used_by_8 = 0.85;
-  double missing = 0.04;
-  double split[3] = {400.0, 900.0, 1800.0};
-  double consumer[10] = {830.0, 580.0, 400.0, 400.0, 500.0, 300.0, 200.0, 150.0, 200.0, 300.0};
-  double tile[10] = {1700.0, 1500.0, 900.0, 900.0, 2000.0, 800.0, 150.0, 80.0, 80.0, 900.0};
+  double fill_bytes = 175.0;
+  double l2_bytes = 78.6;
+  double dram_bytes = 2140.0;
+  double start = 5690.0;
+  double split_byte = 0.0412;
+  double share = 0.188;
+  double used_by_4 = 0.801;
+  double used_by_8 = 0.89;
+  double missing = 0.0279;
+  double split[3] = {270.0, 972.0, 2130.0};
+  double consumer[10] = {904.0, 520.0, 300.0, 96.7, 1110.0, 201.0, 221.0, 123.0, 248.0, 661.0};
+  double tile[10] = {3660.0, 4080.0, 2610.0, 1640.0, 5500.0, 2020.0, 28.2, 122.0, 50.7, 510.0};
 };
 // clang-format on
 

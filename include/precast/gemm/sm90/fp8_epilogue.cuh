@@ -60,19 +60,19 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
   __device__ __forceinline__ void write_tile(const Acc& sums, const RowGroups& groups) const {
     if constexpr (kStoresBoxes) {
       const int first = this->tile_.token + this->row_ - static_cast<int>(threadIdx.x) % 32 / 4;
-      bool exist =
-          this->p_.kind == TokenGroups::equal || first + Tile::Box::kRows <= this->tile_.token_end;
-      bool some_exist = first < this->tile_.token_end;
-      if (this->p_.kind == TokenGroups::blocks) {
-        const int own = this->tile_.b_group;
-        exist = __all_sync(0xffffffffu, groups.of_row[0] == own && groups.of_row[1] == own);
-        some_exist = __any_sync(0xffffffffu, groups.of_row[0] == own || groups.of_row[1] == own);
-      }
-      if (!some_exist) return;
-      if (exist) {
+      const int end = this->tile_.token_end, own = this->tile_.b_group;
+      // Rows that do not exist are no reason to write the others in another way.
+      const bool has_box = this->p_.kind == TokenGroups::blocks
+                               ? groups.of_row[0] == own && groups.of_row[1] == own
+                               : this->p_.kind == TokenGroups::equal ||
+                                     first + Tile::Box::kRows <= end || first >= end;
+      // Why a vote: the compiler knows then that all lanes take the same way. Where they may not,
+      // it has no uniform registers for wgmma.
+      if (__all_sync(0xffffffffu, has_box)) {
+        const int columns = first < end ? this->p_.columns : 0;
         write_boxes<T, typename Tile::Box, Tile::kBoxes, Tile::kBuffers>(
             &this->params_.out, this->buffer_, kPart * Tile::kBoxes, this->tile_.column, first,
-            this->tile_.a_group, this->p_.columns,
+            this->tile_.a_group, columns,
             [&](int group, float2(&pairs)[8]) { this->take_pairs(sums, group, pairs); });
         return;
       }

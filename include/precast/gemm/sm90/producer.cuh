@@ -3,7 +3,7 @@
 // one of another warp `b`: a thread takes about 100 clocks for a box, and a small tile has no more.
 // The lanes of a third warp copy the scales with cp.async: so these may have any strides, and need
 // no copy in another layout. Where those of a tile's tokens lie one behind the other, one lane
-// copies them at once, and a fourth warp writes those of the weight.
+// copies them at once, and a fourth warp copies those of the weight.
 //
 // Why four warps of few instructions: consumers wait for the one of them that shares its part of
 // the SM with a producer of many, and a small tile is multiplied faster than one warp brings all
@@ -21,28 +21,13 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// One lane of the warp writes two scales, and arrives at the mbarrier; all 32 lanes call it. Why in
-// one piece: a branch takes longer.
-__device__ __forceinline__ void store_scales_and_arrive(uint32_t target, float first, float second,
-                                                        uint64_t* barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .pred chosen;\n"
-      "elect.sync _|chosen, 0xffffffff;\n"
-      "@chosen st.shared.v2.f32 [%0], {%1, %2};\n"
-      "@chosen mbarrier.arrive.shared::cta.b64 _, [%3];\n"
-      "}" ::"r"(target),
-      "f"(first), "f"(second), "r"(shared_address(barrier))
-      : "memory");
-}
-
 template <typename Tile>
 class Fp8GemmProducer {
  public:
   // That fill a stage, besides the bytes of the copies: of the two operands, and of the scales of
   // tokens and weight, or of each lane that copies some of them.
   static __device__ __forceinline__ uint32_t arrivals(const Sm90GemmParams& params) {
-    return params.has_scales_in_row ? 2 + 2 : 2 + 32;
+    return params.has_scales_in_row ? 2 + 1 + kWeightScales : 2 + 32;
   }
 
   __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
@@ -64,7 +49,7 @@ class Fp8GemmProducer {
     } else if (warp == 2) {
       copy_operand<Tile, true, kFp8Block>(params_, shared_, buffers_, 1);
     } else if (params_.has_scales_in_row) {
-      write_scales_of_weight();
+      copy_scales_of_weight();
     }
     __syncwarp();
   }
@@ -102,9 +87,9 @@ class Fp8GemmProducer {
     }
   }
 
-  // Beside it, this warp writes the weight's scales: each lane loads those of one of the next 32
-  // blocks of the depth.
-  __device__ __forceinline__ void write_scales_of_weight() {
+  // Beside it, one lane of this warp copies the weight's scale, or two lanes those of a tile that
+  // may end in another block of columns.
+  __device__ __forceinline__ void copy_scales_of_weight() {
     const int lane = threadIdx.x % 32;
     const int last_block = ceil_div(p_.columns, kFp8Block) - 1;
     Fp8GemmStorage<Tile>& shared = kept_object(shared_);
@@ -112,26 +97,22 @@ class Fp8GemmProducer {
     GemmScheduler<Tile> scheduler(params_);
     const DepthRange depth(params_);
     for (GemmTile tile; scheduler.next(tile);) {
-      const int column_block = tile.column / kFp8Block;
+      const int column_block = min(tile.column / kFp8Block + lane, last_block);
       const float* source = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
+                            depth.begin * p_.b_scale.depth_stride +
                             column_block * p_.b_scale.block_stride;
-      const int64_t next_columns = column_block < last_block ? p_.b_scale.block_stride : 0;
-      for (int chunk = depth.begin; chunk < depth.end; chunk += 32) {
-        const int count = min(depth.end - chunk, 32);
-        const float* of_lane = source + (chunk + min(lane, count - 1)) * p_.b_scale.depth_stride;
-        const float first = *of_lane;
-        const float second = kSpansBlocks ? of_lane[next_columns] : 0.0f;
+      if (lane < kWeightScales) {
 #pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-          const float of_first = __shfl_sync(0xffffffffu, first, i);
-          const float of_second = kSpansBlocks ? __shfl_sync(0xffffffffu, second, i) : 0.0f;
+        for (int block = depth.begin; block < depth.end; ++block) {
           shared.stages.wait_empty(state, "an empty stage for the scales of the weight");
-          const float* target = shared.scales[state.stage] + Tile::kTokens;
-          store_scales_and_arrive(shared_address(target), of_first, of_second,
-                                  &shared.stages.full[state.stage]);
+          const float* target = shared.scales[state.stage] + Tile::kTokens + lane;
+          cp_async_word(shared_address(target), source, true);
+          cp_async_arrive(&shared.stages.full[state.stage]);
+          source += p_.b_scale.depth_stride;
           state.advance();
         }
       }
+      __syncwarp();
     }
   }
 
@@ -241,8 +222,8 @@ class Fp8GemmProducer {
     }
   }
 
-  // Whether a tile may begin in one block of columns and end in the next.
-  static constexpr bool kSpansBlocks = kFp8Block % Tile::kWeights != 0;
+  // Of a tile: it may begin in one block of columns and end in the next.
+  static constexpr int kWeightScales = kFp8Block % Tile::kWeights == 0 ? 1 : 2;
 
   const Sm90GemmParams& params_;
   const Fp8GemmParams& p_;

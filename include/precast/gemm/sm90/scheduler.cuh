@@ -4,6 +4,7 @@
 #pragma once
 
 #include "precast/core/sm90/cluster.cuh"
+#include "precast/core/sm90/mbarrier.cuh"
 #include "precast/gemm/gemm_groups.cuh"
 #include "precast/gemm/sm90/params.cuh"
 
@@ -11,11 +12,14 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// The CTA of the cluster at whose stages this lane of a consumer arrives for its warp, or -1.
+// The CTA of the cluster at whose stages this lane of a consumer arrives for its warp.
 __device__ __forceinline__ int cta_to_release(ClusterUse use) {
   const int lane = threadIdx.x % 32;
-  if (use == ClusterUse::shares_a || use == ClusterUse::shares_b) return lane < 2 ? lane : -1;
-  return lane == 0 ? static_cast<int>(cluster_rank()) : -1;
+  if (use == ClusterUse::shares_a || use == ClusterUse::shares_b) {
+    if (lane >= 2) return kNoCta;
+    return lane == static_cast<int>(cluster_rank()) ? kThisCta : lane;
+  }
+  return lane == 0 ? kThisCta : kNoCta;
 }
 
 // The number that all lanes have, in a uniform register. Why: the compiler does not see through
