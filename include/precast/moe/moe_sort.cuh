@@ -118,7 +118,7 @@ __global__ __launch_bounds__(kSortThreads) void MoePlaceKernel(
   }
 #pragma unroll
   for (int step = 0; step < kSortSteps; ++step) {
-    if (step >= steps) break;
+    if (step >= steps) continue;
     peers[step] = __match_any_sync(0xffffffffu, experts[step]);
     if (experts[step] >= 0 && lane == __ffs(peers[step]) - 1) {
       before[warp][experts[step]] += static_cast<unsigned short>(__popc(peers[step]));
@@ -162,7 +162,7 @@ __global__ __launch_bounds__(kSortThreads) void MoePlaceKernel(
 
 #pragma unroll
   for (int step = 0; step < kSortSteps; ++step) {
-    if (step >= steps) break;
+    if (step >= steps) continue;
     const int expert = experts[step];
     int row = -1;
     if (expert >= 0) {
