@@ -32,11 +32,11 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                 rows: int = rows, columns: int = columns, padded: bool = padded
             ) -> tuple[Any, ...]:
                 x = torch.randn(rows, 2 * columns, dtype=dtype, device="cuda")
-                numbers = torch.arange(rows, device="cuda")
+                numbers = torch.arange(rows, device=x.device)
                 indices = (numbers // 128).where(numbers % 128 < 96, -1).int() if padded else None
                 # Equal whoever writes them: rows of no expert stay.
-                codes = torch.zeros(rows, columns, dtype=torch.uint8, device="cuda")
-                scales = torch.zeros(columns // 128, rows, device="cuda")
+                codes = torch.zeros(rows, columns, dtype=torch.uint8, device=x.device)
+                scales = torch.zeros(columns // 128, rows, device=x.device)
                 return x, indices, codes.view(torch.float8_e4m3fn), scales
 
             for backend in BACKENDS:

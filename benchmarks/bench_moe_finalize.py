@@ -26,8 +26,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
 
         def make(tokens: int = tokens, columns: int = columns) -> tuple[torch.Tensor, ...]:
             rows = torch.randn(tokens * TOPK, columns, dtype=dtype, device="cuda")
-            places = torch.randperm(tokens * TOPK, device="cuda").int().view(tokens, TOPK)
-            weights = torch.rand(tokens, TOPK, device="cuda")
+            places = torch.randperm(tokens * TOPK, device=rows.device).int().view(tokens, TOPK)
+            weights = torch.rand(tokens, TOPK, device=rows.device)
             out = poison(torch.empty(tokens, columns, dtype=dtype, device="cuda"))
             return rows, places, weights, out
 

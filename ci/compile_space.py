@@ -8,8 +8,8 @@
     python ci/compile_space.py --arch sm90a          # the whole space for one target
     python ci/compile_space.py --op attention        # the whole space of one op
 
-The ``*.cu`` files are compiled by the commands of JIT; nothing is linked. Exits with 1 if a compile
-fails, and prints the first errors of each.
+The ``*.cu`` files, and the ``*.py`` files where CuTe DSL is installed, are compiled by the commands
+of JIT; nothing is linked. Exits with 1 if a compile fails, and prints the first errors of each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(ROOT / "python"))
-from precast._jit import compiler  # noqa: E402
+from precast._jit import compiler, cute_dsl  # noqa: E402
 from precast._jit.commands import build_commands  # noqa: E402
 from precast._jit.jobs import max_jobs  # noqa: E402
 from precast._jit.ptxas_gate import OPTION  # noqa: E402
@@ -85,17 +85,18 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain, flags: Sequence[str]) -> st
     """What JIT would say of the first error, or nothing."""
     start = time.monotonic()
     error = ""
+    left_out = cute_dsl.problem(spec)
     with tempfile.TemporaryDirectory() as folder:
         for command in build_commands(spec, toolchain, Path(folder)):
-            if command.kind == "cuda" and not error:
-                more = () if any(OPTION in word for word in command.argv) else flags
-                command = command._replace(argv=[*command.argv, *more])
+            if command.kind in ("cuda", "cute_dsl") and not (error or left_out):
+                has_none = command.kind != "cuda" or any(OPTION in word for word in command.argv)
+                command = command._replace(argv=[*command.argv, *(() if has_none else flags)])
                 try:
                     compiler.run([command], Path(folder), spec.file_name)
                 except CompileError as failure:
                     error = str(failure)
-    verdict = "refused" if error else "ok"
-    print(f"{verdict:8}{time.monotonic() - start:6.1f} s  {spec.file_name}", flush=True)
+    verdict = "refused" if error else "left out" if left_out else "ok"
+    print(f"{verdict:9}{time.monotonic() - start:6.1f} s  {spec.file_name}", flush=True)
     return error
 
 

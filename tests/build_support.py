@@ -157,6 +157,8 @@ def ninja_commands(tree: Path) -> list[list[str]]:
         words = shlex.split(line)
         if words[:2] == [":", "&&"]:
             words = words[2 : words.index("&&", 2)]
+        elif words[:1] == ["cd"]:  # a command that CMake does not know the form of
+            words = words[3:]
         if words[0] == "sh":
             commands.append(_without_launcher(words))
     return commands

@@ -112,6 +112,8 @@ def test_include_scan_finds_what_the_compilers_read(built: Built) -> None:
             read[target] = set()
     for spec in built.specs:
         for source in spec.sources:
+            if source.endswith(".py"):  # Ninja gets what the scan found.
+                continue
             scanned = set(include_closure([spec.source_path(source)], spec.include_folders))
             objects = [name for name in read if name.endswith(f"/{source}.o")]
             assert objects

@@ -17,6 +17,7 @@ from build_support import (
     compile_database,
     configure,
     ninja_commands,
+    planned,
     run,
     spec_of,
 )
@@ -60,12 +61,12 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compile_commands_are_those_of_jit(full: Path) -> None:
     toolchain = find_toolchain()
-    specs = PLAN.modules("full", PLAN.archs(ALL_ARCHS), toolchain.toolkit.major)
+    specs = planned("full", ALL_ARCHS)
     expected = {
         tuple(_without(command.argv, "-o"))
         for spec in specs
         for command in build_commands(spec, toolchain, Path("work"))
-        if command.kind != "link"
+        if command.kind in ("cuda", "host")
     }
     actual = [tuple(_without(argv, "-o", "-MT", "-MF")) for argv in compile_database(full)]
     assert set(actual) == expected
@@ -77,14 +78,27 @@ def test_compile_commands_are_those_of_jit(full: Path) -> None:
 
 def test_link_commands_are_those_of_jit(full: Path) -> None:
     toolchain = find_toolchain()
-    links = {argv[argv.index("-o") + 1]: argv for argv in ninja_commands(full) if "-c" not in argv}
-    specs = PLAN.modules("full", PLAN.archs(ALL_ARCHS), toolchain.toolkit.major)
+    linking = (argv for argv in ninja_commands(full) if not {"-c", "--"} & {*argv})
+    links = {argv[argv.index("-o") + 1]: argv for argv in linking}
+    specs = planned("full", ALL_ARCHS)
     assert set(links) == {spec.file_name for spec in specs}
     for spec in specs:
         expected = build_commands(spec, toolchain, Path("work"))[-1].argv
         actual = [Path(w).name if w.endswith(".o") else w for w in links[spec.file_name]]
         wanted = [Path(w).name if w.endswith(".o") else w for w in expected]
         assert _without(actual, "-o") == _without(wanted, "-o")
+
+
+def test_commands_of_cute_dsl_are_those_of_jit(full: Path) -> None:
+    actual = [tuple(_without(argv, "-o")) for argv in ninja_commands(full) if "--" in argv]
+    expected = {
+        tuple(_without(command.argv, "-o"))
+        for spec in planned("full", ALL_ARCHS)
+        for command in build_commands(spec, find_toolchain(), Path("work"))
+        if command.kind == "cute_dsl"
+    }
+    assert set(actual) == expected
+    assert len(actual) == len(expected)
 
 
 @pytest.mark.parametrize("file_name", [name for name in CI_MODULES if "/scale" in name])

@@ -31,7 +31,7 @@ def _families() -> dict[str, list[str]]:
     """The ops by the folder of their sources."""
     found: dict[str, list[str]] = {}
     for op in OPS:
-        found.setdefault(PLAN.config.op(op).sources[0].split("/")[1], []).append(op)
+        found.setdefault(PLAN.config.op(op).sources[-1].split("/")[1], []).append(op)
     return found
 
 

@@ -235,8 +235,8 @@ def test_errors_leave_the_output_alone(generator: torch.Generator) -> None:
     call = draw(16, 2, 4, 128, 128, generator, biases=True)
     out = Buffer(16, 128, dtype=torch.bfloat16)
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"use_w4_group_scaling": True}, BackendSupportedError, "use_w4_group_scaling=True"),
-        ({"min_latency_mode": True}, BackendSupportedError, "min_latency_mode=True"),
+        ({"use_w4_group_scaling": True}, BackendSupportedError, "calls with use_w4_group_scaling"),
+        ({"min_latency_mode": True}, BackendSupportedError, "calls with min_latency_mode"),
         ({"backend": "cake"}, BackendSupportedError, "backend='cake'"),
         ({"activation_type": 7}, BackendSupportedError, "SwigluStep; there are Gelu, Relu"),
         ({"backend": "trtllm"}, ValueError, "backend must be 'cutlass'"),
@@ -271,6 +271,11 @@ def test_errors_leave_the_output_alone(generator: torch.Generator) -> None:
         with pytest.raises(ValueError, match=words):
             call.run(output=out.view)
     call.selected = good
+    aligned, odd = call.x, torch.empty(16 * 128 + 1, dtype=torch.bfloat16, device="cuda")
+    call.x = odd[1:].view(16, 128)
+    with pytest.raises(ValueError, match="input must start at a multiple of 16 bytes"):
+        call.run(output=out.view)
+    call.x = aligned
     call.dtype = torch.float16
     with pytest.raises(BackendSupportedError, match=r"no kernel computes torch\.bfloat16 tokens"):
         call.run(output=out.view)

@@ -243,7 +243,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
     out = torch.full((16, 64), 7.0, dtype=BF16, device=DEVICE)
     good: dict[str, Any] = {"a": a, "b": weight.T, "choice": -1}
     for change, words in (
-        ({"b": weight.T.contiguous()[:1].expand(128, -1)}, "b must have rows at different addres"),
+        ({"b": weight.T.contiguous()[:1].expand(128, -1)}, "b must have rows at different"),
         ({"a": a[:1].expand(16, -1)}, "a must have rows at different addresses"),
         ({"b": weight[:1].expand(64, -1).T}, "b must have rows at different addresses"),
         ({"a": a[:, :0], "b": weight[:, :0].T}, "a must have columns"),

@@ -62,6 +62,9 @@ def test_a_kernel_gives_what_its_definition_says(
         largest = expected.float().abs().max().item() if expected.numel() > 0 else 0.0
         if template.op_type == "gemm_fp8":
             limits = Tolerance(row.rtol, BITS_OF_FP8_SUMS * largest)
+        elif template.op_type == "moe":
+            # Sums of what was rounded twice before, which cancel.
+            limits = Tolerance(2 * row.rtol, row.rtol * largest)
         elif of_mla:
             # Scales of tokens make values of any size; queries beside e4m3 are rounded to f16.
             rounded = 2.0**-11 if "fp8" in template.name_prefix else 0.0

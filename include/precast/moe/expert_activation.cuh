@@ -136,7 +136,8 @@ __device__ __forceinline__ void apply_gated(ExpertFunction function, const Exper
       const float limit = numbers.limit;
       return map_columns(gate, [&](float g, int i) {
         const float x = g > limit ? limit : g;
-        const float u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+        const float below = up[i] > limit ? limit : up[i];
+        const float u = below < -limit ? -limit : below;
         return x * sigmoid(numbers.alpha * x) * (u + numbers.beta);
       });
     }

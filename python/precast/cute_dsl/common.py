@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, Uint32, Uint64
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_ptr
 
 #: By the words of axes.
@@ -23,6 +23,28 @@ def divide(number: Uint32, reciprocal: Int64) -> Uint32:
     if reciprocal == 0:  # stands for the divisor 1
         quotient = number
     return quotient
+
+
+@cute.jit
+def load_vector(source: cute.Pointer, target: cute.Tensor, evict_last: Boolean) -> None:
+    """16 bytes to registers; L2 keeps them longest if asked to, as core/vec.cuh explains."""
+    first, normal = (
+        cute.arch.inline_ptx(
+            f"createpolicy.fractional.L2::{kind}.b64 {{$w0}}, 1.0;", write_only_types=[Uint64]
+        )
+        for kind in ("evict_last", "evict_normal")
+    )
+    policy = normal
+    if evict_last:
+        policy = first
+    loaded = cute.arch.inline_ptx(
+        "ld.global.L2::cache_hint.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}], {$r1};",
+        write_only_types=[Int32] * 4,
+        read_only_args=[source, policy],
+    )
+    words = cute.recast_tensor(target, Int32)
+    for i in cutlass.range_constexpr(4):
+        words[i] = loaded[i]
 
 
 def pointer(dtype: type, alignment: int) -> cute.Pointer:

@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-from precast.cute_dsl.common import DTYPES, divide, pointer
+from precast.cute_dsl.common import DTYPES, divide, load_vector, pointer
 
 GROUP = 128
 LARGEST = 448.0
@@ -128,8 +128,8 @@ class MoeActivation:
         if valid:
             at = cute.assume(row * input_stride + column, divby=self.size)
             gap = cute.assume(Int64(columns), divby=self.size)
-            cute.autovec_copy(cute.make_tensor(input + at, self.size), loaded[None, 0])
-            cute.autovec_copy(cute.make_tensor(input + at + gap, self.size), loaded[None, 1])
+            load_vector(input + at, loaded[None, 0], m_indices.toint() == 0)
+            load_vector(input + at + gap, loaded[None, 1], m_indices.toint() == 0)
             gate = loaded[None, 0].load().to(Float32)
             up = loaded[None, 1].load().to(Float32)
             for i in cutlass.range_constexpr(self.size):

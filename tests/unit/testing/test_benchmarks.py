@@ -19,6 +19,7 @@ from fake_device import FakeDevice
 
 import precast
 from precast._op.dispatch import kernels
+from precast._ops.moe._backends import CUTE_DSL
 from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 
 __all__ = ["benchmarks", "on_cpu"]
@@ -29,8 +30,12 @@ __all__ = ["benchmarks", "on_cpu"]
 ELSEWHERE = {
     *("allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90", "fp8_gemm_sm90"),
     *("gemm_sm90", "scaled_gemm_sm90"),
+    # The benchmark of the kernel in CUDA measures that in CuTe DSL, too.
+    *(kernel.op for kernel in kernels().values() if kernel.op.endswith(CUTE_DSL)),
 }
-FAMILIES = sorted({kernel.op for kernel in kernels().values()} - ELSEWHERE)
+#: What is made of ops of several families has a routine of its own.
+COMPOSED = {"cutlass_fused_moe": "fused_moe"}
+FAMILIES = sorted({kernel.op for kernel in kernels().values()} - ELSEWHERE | {*COMPOSED.values()})
 #: A function with kernels of two families is measured with the one that has its name, or the first.
 FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in reversed(kernels().values())}
 FUNCTIONS = {function: op for function, op in FUNCTIONS.items() if op not in ELSEWHERE}
@@ -51,7 +56,7 @@ WRAPPERS = {
     "BatchDecodeWithPagedKVCacheWrapper": "attention",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": "attention_plan",
 }
-MEASURED = {**FUNCTIONS, **WRAPPERS}
+MEASURED = {**FUNCTIONS, **WRAPPERS, **COMPOSED}
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_every_function_is_measured_and_checked(
     """Each public function of a family, against its reference, which can also fail."""
     harness = benchmarks("_harness")
     cases = list(benchmarks(f"bench_{family}").cases(torch.bfloat16))
-    named = {case.op for case in cases} - {*WRAPPERS}
+    named = {case.op for case in cases} - {*WRAPPERS, *COMPOSED}
     own = [k for k in kernels().values() if kernels().get(k.function, k).op == k.op == family]
     assert named == {k.function for k in own}
     assert len({(case.op, case.shape) for case in cases}) == len(cases)

@@ -44,18 +44,18 @@ struct Gemm16Costs {
 // Of the GEMM of e4m3 operands with scales of rows.
 struct ScaledGemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 120.0;
-  double l2_bytes = 120.0;
-  double dram_bytes = 1950.0;
-  double start = 5000.0;
-  double split_byte = 0.055;
-  double share = 0.06;
-  double used_by_4 = 0.9;
-  double used_by_8 = 0.85;
-  double missing = 0.04;
-  double split[3] = {400.0, 900.0, 1800.0};
-  double consumer[10] = {830.0, 580.0, 400.0, 400.0, 500.0, 300.0, 200.0, 150.0, 200.0, 300.0};
-  double tile[10] = {1700.0, 1500.0, 900.0, 900.0, 2000.0, 800.0, 150.0, 80.0, 80.0, 900.0};
+  double fill_bytes = 175.0;
+  double l2_bytes = 78.6;
+  double dram_bytes = 2140.0;
+  double start = 5690.0;
+  double split_byte = 0.0412;
+  double share = 0.188;
+  double used_by_4 = 0.801;
+  double used_by_8 = 0.89;
+  double missing = 0.0279;
+  double split[3] = {270.0, 972.0, 2130.0};
+  double consumer[10] = {904.0, 520.0, 300.0, 96.7, 1110.0, 201.0, 221.0, 123.0, 248.0, 661.0};
+  double tile[10] = {3660.0, 4080.0, 2610.0, 1640.0, 5500.0, 2020.0, 28.2, 122.0, 50.7, 510.0};
 };
 // clang-format on
 

@@ -326,7 +326,11 @@ class Fp8GemmEpilogue {
 
   // What is left to do to the sums of a group of columns, as write_vectors() has them.
   __device__ __forceinline__ void finish(int group, Pairs& pairs) const {
-    if constexpr (Params::kHasScales) scales_.multiply(kGroup * group, pairs);
+    if constexpr (Params::kHasScales) {
+      // Why: the compiler would load those of all groups before, for which registers are too few.
+      asm volatile("" ::: "memory");
+      scales_.multiply(kGroup * group, pairs);
+    }
     if constexpr (Params::kHasBias) add_bias(group, pairs);
   }
 

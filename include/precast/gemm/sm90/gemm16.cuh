@@ -4,6 +4,7 @@
 // Source   definition
 #pragma once
 
+#include "precast/gemm/sm90/depth_sums.cuh"
 #include "precast/gemm/sm90/gemm16_choose.cuh"
 #include "precast/gemm/sm90/plain.cuh"
 
@@ -18,8 +19,9 @@ struct Gemm16Types {
   using Bias = T;
   using Out = OutType;
   using Family = Gemm16Family;
-  static constexpr bool kHasScales = false;
-  static constexpr int kPromotedStages = 0;  // sums stay in one accumulator
+  template <typename Tile, typename Barriers, typename Params>
+  using TileSums = DepthSums<T, Tile, Barriers, Params>;
+  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false;
 };
 
 #endif  // __CUDACC__

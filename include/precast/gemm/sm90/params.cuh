@@ -47,7 +47,7 @@ template <typename Types>
 struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
   static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
   static constexpr bool kHasScales = Types::kHasScales;
-  static constexpr bool kHasSumsOfBlocks = Types::kPromotedStages > 0;
+  static constexpr bool kHasSumsOfBlocks = Types::kHasSumsOfBlocks;
   // Whether weights may be [depth, columns]: wgmma of 8 bits has no such operand.
   static constexpr bool kTakesRowMajorB = Types::Family::kElementBytes == 2;
   using Bias = typename Types::Bias;

@@ -6,7 +6,8 @@
 //   Operand, Bias, Out               element types; both operands have one
 //   Family                           the tiles, and how one is chosen
 //   kHasScales                       whether the sums are multiplied by scales of rows
-//   kPromotedStages                  after how many stages an accumulator is added to the sums
+//   TileSums                         how a warpgroup computes its rows of a tile
+//   kHasSumsOfBlocks                 whether sums are other registers than accumulators
 //
 // Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Two
 //          warps of its producer warpgroup copy the operands; its one or two consumer warpgroups
@@ -58,8 +59,8 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
   cudaError_t error;
   if (params.stores_boxes) {
     TensorMapShape shape;
-    shape.dim(p.columns, 0, kStoreColumns)
-        .dim(p.tokens, p.out_row_stride * sizeof(T), kStoreRows)
+    shape.dim(p.columns, 0, PlainBox::kColumns)
+        .dim(p.tokens, p.out_row_stride * sizeof(T), PlainBox::kRows)
         .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
     error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
     if (error != cudaSuccess) return error;

@@ -11,9 +11,9 @@
 // 4096 x 4096 x 4096 took 1 % longer.
 #pragma once
 
-#include "precast/core/sm90/stmatrix.cuh"
 #include "precast/gemm/sm90/epilogue.cuh"
 #include "precast/gemm/sm90/plain_tile.cuh"
+#include "precast/gemm/sm90/store_boxes.cuh"
 
 namespace precast {
 
@@ -33,9 +33,14 @@ class PlainEpilogue : public Fp8GemmEpilogue<typename Types::Out, Tile, PlainLau
     if constexpr (sizeof(T) == 2 && Tile::kBuffers > 0) {
       const int first = this->tile_.token + warp_row();
       const bool is_whole =
-          this->p_.kind == TokenGroups::equal || first + kStoreRows <= this->tile_.token_end;
+          this->p_.kind == TokenGroups::equal || first + PlainBox::kRows <= this->tile_.token_end;
       if (this->params_.stores_boxes && __all_sync(0xffffffffu, is_whole)) {
-        write_boxes(buffers, first, sums);
+        write_boxes<T, PlainBox, Tile::kColumns / PlainBox::kColumns, Tile::kBuffers, 1>(
+            &this->params_.out, buffers, 0, this->tile_.column, first, this->tile_.a_group,
+            this->p_.columns, [&](int group, typename Base::Pairs& pairs) {
+              this->take_pairs(sums, group, pairs);
+              this->finish(group, pairs);
+            });
         return;
       }
     }
@@ -45,45 +50,6 @@ class PlainEpilogue : public Fp8GemmEpilogue<typename Types::Out, Tile, PlainLau
  private:
   // The first row of this warp in the tile.
   __device__ __forceinline__ int warp_row() const { return this->row_ - threadIdx.x % 32 / 4; }
-
-  __device__ __forceinline__ void write_boxes(uint32_t buffers, int first, const Acc& sums) const {
-    const int lane = threadIdx.x % 32;
-    const bool is_chosen = elect_lane();
-    // stmatrix takes the address of a row from each lane: rows 0 .. 7 and 8 .. 15 of eight columns,
-    // then those of the next eight. The swizzle exchanges the 16-byte parts of a row.
-    const int row = lane % 16, part = lane / 16;
-    const uint32_t line = buffers + row * (kStoreColumns * 2);
-#pragma unroll
-    for (int box = 0; box < Tile::kColumns / kStoreColumns; ++box) {
-      const uint32_t here = box % Tile::kBuffers * kStoreBytes;
-      if (is_chosen) wait_stores_have_read<Tile::kBuffers - 1>();
-      __syncwarp();
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        typename Base::Pairs pairs;
-        const int group = 2 * box + half;
-        this->take_pairs(sums, group, pairs);
-        this->finish(group, pairs);
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {  // 16 columns
-          uint32_t words[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            words[i] = pack_pair(T(), pairs[4 * step + i].x, pairs[4 * step + i].y);
-          }
-          const int sixteen = (4 * half + 2 * step + part) ^ (row % 8);
-          stmatrix_x4(line + here + 16 * sixteen, words);
-        }
-      }
-      fence_shared_for_async();
-      __syncwarp();
-      if (is_chosen) {
-        store_box(&this->params_.out, buffers + here, this->tile_.column + kStoreColumns * box,
-                  first, this->tile_.a_group);
-        commit_stores();
-      }
-    }
-  }
 };
 
 #endif  // __CUDACC__

@@ -3,32 +3,43 @@
 // stages, as tile.cuh says, and a buffer of each consumer warp for its outputs.
 #pragma once
 
+#include "precast/gemm/sm90/store_boxes.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
 namespace precast {
 
-// What a warp writes at a time: 16 rows of 64 columns of 16 bits.
-constexpr int kStoreRows = 16, kStoreColumns = 64, kStoreBytes = kStoreRows * kStoreColumns * 2;
+// What a warp writes at a time.
+using PlainBox = StoreBox<64>;
 
 #if defined(PRECAST_SM)
 
+// Of so many buffers for each consumer warp.
+constexpr int plain_tile_buffer_bytes(int rows, int buffers) {
+  return buffers * (rows < 128 ? 4 : 8) * PlainBox::kBytes;
+}
 template <int kRows, int kColumns, int kBuffers>
 constexpr int kStagesBesideBuffers =
-    Sm90GemmTile<kRows, kColumns, false, 0, kBuffers * kRows / 16 * kStoreBytes>::kStages;
-// Two buffers for each warp, unless they take the place of a stage.
+    Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kBuffers)>::kStages;
+// Two buffers for each warp, unless they take the place of a stage. Those that a tile does not
+// write equally often would be written again before TMA has read them.
 template <int kRows, int kColumns, bool kIsSwapped>
 constexpr int kStoreBuffers =
     kIsSwapped                                                                             ? 0
+    : kColumns / PlainBox::kColumns % 2 != 0                                               ? 1
     : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
                                                                                            : 1;
 
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
 struct PlainTile
     : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
-                   kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped> * kRowsOf / 16 * kStoreBytes,
+                   plain_tile_buffer_bytes(kRowsOf, kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>),
                    kCtas> {
   static constexpr int kBuffers = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>;
-  static_assert(kColumnsOf % kStoreColumns == 0 || kBuffers == 0, "a row of boxes is a tile's");
+  // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
+  static constexpr bool kOverlaps =
+      fp8_tile_overlaps(kRowsOf, kColumnsOf) && (kCtas < 3 || kColumnsOf < 64);
+  static_assert(kColumnsOf % PlainBox::kColumns == 0 || kBuffers == 0,
+                "a row of boxes is a tile's");
 };
 
 #endif  // PRECAST_SM
@@ -37,7 +48,7 @@ struct PlainTile
 
 template <typename Tile, int kBuffers = Tile::kBuffers>
 struct PlainStorage {
-  unsigned char out[Tile::kConsumerWarps][kBuffers][kStoreBytes];
+  unsigned char out[Tile::kConsumerWarps][kBuffers][PlainBox::kBytes];
   PipelineBarriers<Tile::kStages> stages;
 };
 template <typename Tile>

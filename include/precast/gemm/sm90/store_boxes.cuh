@@ -7,6 +7,7 @@
 #include "precast/core/sm90/stmatrix.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/core/sm90/warpgroup.cuh"
+#include "precast/core/vec.cuh"
 
 namespace precast {
 
@@ -33,12 +34,13 @@ constexpr int store_box_columns(int columns) { return columns % 64 == 0 ? 64 : 3
 // Writes `kBoxes` boxes side by side, the first of them at these coordinates of the map; columns
 // from `columns` on do not exist. take(group, pairs) gives a lane's pairs of sums of 32 columns, in
 // the order of the accumulator of wgmma. `buffers` are kBuffers boxes of this warp, of which
-// `first` is the next one. All lanes call it; behind the last call, finish_boxes().
-template <typename T, typename Box, int kBoxes, int kBuffers, typename Take>
+// `first` is the next one; kAtOnce boxes are stored together. All lanes call it; behind the last
+// call, finish_boxes().
+template <typename T, typename Box, int kBoxes, int kBuffers,
+          int kAtOnce = (kBoxes < kBuffers ? kBoxes : kBuffers), typename Take>
 __device__ __forceinline__ void write_boxes(const TensorMap* map, uint32_t buffers, int first,
                                             int column, int row, int group, int columns,
                                             const Take& take) {
-  constexpr int kAtOnce = kBoxes < kBuffers ? kBoxes : kBuffers;
   static_assert(kBuffers % kAtOnce == 0 && kBoxes % kAtOnce == 0, "boxes take turns in buffers");
   // stmatrix takes the address of a row from each lane: rows 0 .. 7 and 8 .. 15 of eight columns,
   // then those of the next eight.

@@ -3,11 +3,12 @@
 //
 //   sum * (alpha * a_scale[t] * b_scale[n])
 //
-// A lane has two rows of a tile, whose factors it reads before the tile's sums are computed, and a
-// few columns of each group of columns, whose scales it reads when it writes them. One number for
-// all columns is part of the rows' factors.
+// A lane has two rows of a tile, and a few columns of each group of columns, whose scales it reads
+// when it writes them. One number for all columns is part of the rows' factors. While the sums are
+// computed, no register is free for scales: they wait in L1.
 #pragma once
 
+#include "precast/core/prefetch.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 
 namespace precast {
@@ -17,6 +18,7 @@ namespace precast {
 template <typename Tile, typename Params, bool kHasScales = Params::kHasScales>
 class SumScales {
  public:
+  static __device__ __forceinline__ void prefetch(const Params&, const GemmTile&) {}
   SumScales() = default;
   __device__ __forceinline__ SumScales(const Params&, const GemmTile&, int) {}
 };
@@ -24,6 +26,19 @@ class SumScales {
 template <typename Tile, typename Params>
 class SumScales<Tile, Params, true> {
  public:
+  // Brings the scales of a tile, and its bias, to L1. All lanes of a warp call it.
+  static __device__ __forceinline__ void prefetch(const Params& params, const GemmTile& tile) {
+    const GemmParams& p = params.p;
+    const int further = threadIdx.x % 32 * kPrefetched;
+    const int token = tile.token + further, column = tile.column + further;
+    const int columns = min(tile.column + Tile::kWeights, p.columns);
+    prefetch_scale(p.a_scale, tile.a_group, token, min(tile.token + Tile::kTokens, tile.token_end));
+    prefetch_scale(p.b_scale, tile.b_group, column, columns);
+    if (p.bias != nullptr && column < columns) {
+      prefetch_to_l1(static_cast<const typename Params::Bias*>(p.bias) + column);
+    }
+  }
+
   // `row` is the lane's first row of the tile; the other one is eight below.
   __device__ __forceinline__ SumScales(const Params& params, const GemmTile& tile, int row)
       : p_(params.p), tile_(tile) {
@@ -68,6 +83,15 @@ class SumScales<Tile, Params, true> {
   }
 
  private:
+  static constexpr int kPrefetched = 8;  // floats, 32 bytes
+  static_assert(Tile::kTokens <= 32 * kPrefetched && Tile::kWeights <= 32 * kPrefetched, "lanes");
+
+  static __device__ __forceinline__ void prefetch_scale(const RowScales& scales, int group, int row,
+                                                        int end) {
+    if (scales.data == nullptr || row >= end) return;
+    prefetch_to_l1(scales.data + group * scales.group_stride + row * scales.row_stride);
+  }
+
   // The scales of the tile's columns, or null.
   __device__ __forceinline__ const float* columns() const {
     const RowScales& scales = Tile::kSwapped ? p_.a_scale : p_.b_scale;

@@ -48,7 +48,7 @@ Notes
 -----
 Tensor cores add products in the order of the depth. Those that have FP8 keep about 14 bits, 32 of
 the depth at a time: on compute capability 8.9 and 12.0 of the whole sum, by the kernels for Hopper
-(9.0) of 512 of the depth, which are added up in float32. Elsewhere, and on Hopper where one operand
+(9.0) of 128 of the depth, which are added up in float32. Elsewhere, and on Hopper where one operand
 is float8_e5m2, operands become float16 first, which is exact. The sum is multiplied by the scales
 in float32 and rounded once to nearest even.
 Which tile computes a shape follows from the shape and the number of multiprocessors alone, so the

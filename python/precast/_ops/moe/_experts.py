@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from precast._base.errors import BackendSupportedError
 from precast._base.torch import torch
 from precast._op.validation import memory_of
-from precast._ops.moe._rows import GROUP, MAX_ROWS, VECTOR
+from precast._ops.moe._rows import GROUP, MAX_ROWS, ROW_BYTES, VECTOR
 from precast._ops.moe.enums import ActivationType
 from precast._ops.moe.expert_activation import known_function
 from precast._ops.moe.moe_sort import CHUNK, MAX_EXPERTS, chunks_of
@@ -60,7 +60,7 @@ def mode_of(
     """
     for flag, value in flags.items():
         if value:
-            raise unsupported(name, f"{flag}={value}")
+            raise unsupported(name, f"calls with {flag}")
     dtypes = f"{x_dtype} tokens with {weight_dtype} weights and {output_dtype} results"
     if output_dtype not in _HALVES:
         raise unsupported(name, dtypes)
@@ -237,7 +237,8 @@ def check_workspace(name: str, given: torch.Tensor, x: torch.Tensor, total: int)
             f"{name}: workspace_buffer must have at least {total} contiguous bytes, got shape "
             f"{[*given.shape]}. Fix: make it with cutlass_fused_moe_workspace_size()"
         )
-    if given.data_ptr() % _GIVEN_ALIGNMENT:
+    # On a CPU, torch aligns less, and references need no more than whole numbers.
+    if given.data_ptr() % (_GIVEN_ALIGNMENT if given.is_cuda else 16):
         raise ValueError(
             f"{name}: workspace_buffer must start at a multiple of {_GIVEN_ALIGNMENT} bytes; pass "
             f"one from torch.empty"
@@ -334,6 +335,15 @@ def check_ranks(name: str, **ranks: tuple[int, int]) -> None:
             raise ValueError(f"{name}: {kind}_size must be positive, got {size}")
         if not 0 <= rank < size:
             raise ValueError(f"{name}: {kind}_rank must be in [0, {size}), got {rank}")
+
+
+def check_aligned(name: str, **tensors: torch.Tensor | None) -> None:
+    """Raise for a tensor that vectors of 16 bytes cannot be loaded from."""
+    for argument, t in tensors.items():
+        if t is not None and t.is_cuda and t.data_ptr() % ROW_BYTES:
+            raise ValueError(
+                f"{name}: {argument} must start at a multiple of {ROW_BYTES} bytes; call .clone()"
+            )
 
 
 def check_apart(

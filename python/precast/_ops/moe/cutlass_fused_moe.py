@@ -19,6 +19,7 @@ from precast._ops.moe._experts import (
     Mode,
     Scratch,
     Sizes,
+    check_aligned,
     check_apart,
     check_ranks,
     check_sizes,
@@ -391,14 +392,18 @@ def cutlass_fused_moe(
     layout, total = plan(mode, x.dtype, output_dtype, sizes)
     scratch = scratch_of(_NAME, workspace_buffer, x, layout, total)
     if not torch.compiler.is_compiling():
-        read = {
+        vectors = {
             "input": x,
-            "token_selected_experts": token_selected_experts,
-            "token_final_scales": token_final_scales,
             "fc1_expert_weights": fc1_expert_weights,
             "fc2_expert_weights": fc2_expert_weights,
             "fc1_expert_biases": fc1_expert_biases,
             "fc2_expert_biases": fc2_expert_biases,
+        }
+        check_aligned(_NAME, output=output, **vectors)
+        read = {
+            "token_selected_experts": token_selected_experts,
+            "token_final_scales": token_final_scales,
+            **vectors,
         }
         check_apart(_NAME, "output", output, workspace_buffer=workspace_buffer, **read)
         check_apart(_NAME, "workspace_buffer", workspace_buffer, **read)

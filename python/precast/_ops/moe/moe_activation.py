@@ -203,5 +203,6 @@ def moe_activation(
     if out_scale is None:
         columns = input.shape[1] // (2 * GROUP)
         out_scale = input.new_empty(columns, input.shape[0], dtype=torch.float32)
-    _BOTH.chosen(backend).launch(input, m_indices, eps, out, out_scale, enable_pdl)
+    export = _BOTH.cuda if backend == "auto" or backend == "cuda" else _BOTH.other(backend)
+    export.launch(input, m_indices, eps, out, out_scale, enable_pdl)
     return out, out_scale

@@ -155,5 +155,6 @@ def moe_finalize(
     """
     if out is None:
         out = input.new_empty(indices.shape[0], input.shape[1])
-    _BOTH.chosen(backend).launch(input, indices, weights, out, enable_pdl)
+    export = _BOTH.cuda if backend == "auto" or backend == "cuda" else _BOTH.other(backend)
+    export.launch(input, indices, weights, out, enable_pdl)
     return out

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused mixture of experts in reference mode: float64, memory, torch.compile, errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from moe_support import COMPUTED, E4M3, Experts, draw
+
+import precast
+from precast import fused_moe
+from precast._ops.moe import _activation_reference, _rows, moe_sort
+from precast.errors import BackendSupportedError
+from precast.tllm_enums import ActivationType
+
+pytestmark = pytest.mark.usefixtures("reference_mode")
+
+ROOT = Path(__file__).parents[3]
+MODES = ("half", "fp8", "blocks")
+
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(23)
+
+
+def constants_of(header: str) -> dict[str, str]:
+    text = (ROOT / "include/precast/moe" / header).read_text()
+    return dict(re.findall(r"constexpr \w+ (k\w+) = ([^;]+);", text))
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    sort, rows = constants_of("moe_sort.cuh"), constants_of("expert_rows.cuh")
+    assert int(sort["kMaxSortExperts"]) == moe_sort.MAX_EXPERTS
+    assert int(sort["kSortThreads"]) * int(sort["kSortSteps"]) == moe_sort.CHUNK
+    assert int(rows["kExpertGroup"]) == _rows.GROUP
+    assert float(rows["kExpertEps"].rstrip("f")) == _rows.EPS
+    assert int(constants_of("expert_activation.cuh")["kExpertColumns"]) == _rows.VECTOR
+
+
+def test_functions_have_one_number_everywhere() -> None:
+    text = (ROOT / "include/precast/moe/expert_activation.cuh").read_text()
+    body = text.partition("enum class ExpertFunction")[2].partition("};")[0]
+    of_kernel = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+),", body)}
+    of_enum = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", act.name).lower(): act.value for act in COMPUTED}
+    assert of_kernel == of_enum
+    for name, number in of_enum.items():
+        if name != "identity":
+            assert getattr(_activation_reference, name.upper()) == number
+    gated = {act for act in COMPUTED if _activation_reference.is_gated(act)}
+    assert gated == {act for act in COMPUTED if act.is_gated}
+
+
+def test_the_order_of_rows(generator: torch.Generator) -> None:
+    selected = torch.randint(-2, 12, (57, 3), generator=generator, dtype=torch.int32)
+    offsets, rows, experts = fused_moe.moe_sort(selected, 5, 4)
+    want: list[list[tuple[int, int]]] = [[] for _ in range(5)]
+    for token, slots in enumerate(selected.tolist()):
+        for slot, expert in enumerate(slots):
+            if 4 <= expert < 9:
+                want[expert - 4].append((token, slot))
+    flat = [pair for pairs in want for pair in pairs]
+    assert offsets.tolist() == [sum(map(len, want[:e])) for e in range(6)]
+    for row, (token, slot) in enumerate(flat):
+        assert rows[token, slot] == row
+        assert selected[token, slot] - 4 == experts[row]
+    assert (rows >= 0).sum() == len(flat)
+
+
+@modes
+@pytest.mark.parametrize("act", COMPUTED, ids=lambda act: act.name)
+def test_numbers(act: ActivationType, mode: str, generator: torch.Generator) -> None:
+    for dtype, biases in ((torch.bfloat16, True), (torch.float16, False)):
+        call = draw(
+            *(19, 3, 4, 128, 128, generator, dtype, mode, act, biases),
+            ep_size=2,
+            ep_rank=1,
+        )
+        call.check(call.run())
+
+
+def test_the_first_half_is_up_and_the_second_gate() -> None:
+    """The gate decides: with a gate of minus infinity, nothing passes."""
+    x = torch.ones(1, 8).half()
+    fc1 = torch.zeros(1, 16, 8).half()
+    fc1[:, :8], fc1[:, 8:] = 1, -1000
+    fc2 = torch.ones(1, 8, 8).half()
+    experts = torch.zeros(1, 1, dtype=torch.int32)
+    given = (x, experts, None, fc1, fc2, torch.float16, None)
+    assert (fused_moe.cutlass_fused_moe(*given)[0] == 0).all()
+    fc1[:, :8], fc1[:, 8:] = -1000, 0
+    assert (fused_moe.cutlass_fused_moe(*given)[0] == 0).all()
+    fc1[:, :8], fc1[:, 8:] = 1, 1
+    assert (fused_moe.cutlass_fused_moe(*given)[0] > 500).all()
+
+
+def test_numbers_of_swiglu_turn_it_into_swiglu_bias(generator: torch.Generator) -> None:
+    call = draw(9, 2, 3, 16, 16, generator, act=ActivationType.SwigluBias)
+    want = call.run()
+    assert torch.equal(call.run(activation_type=ActivationType.Swiglu), want)
+    assert not torch.equal(
+        call.run(activation_type=3, swiglu_alpha=None, swiglu_beta=None, swiglu_limit=None), want
+    )
+
+
+@modes
+def test_memory_that_the_caller_brings(mode: str, generator: torch.Generator) -> None:
+    call = draw(23, 4, 3, 128, 128, generator, mode=mode, ep_size=2)
+    sizes = (128, 128, 6, 4)
+    options = {
+        "x_dtype": call.x.dtype,
+        "weight_dtype": call.fc1.dtype,
+        "ep_size": 2,
+        "use_deepseek_fp8_block_scale": call.is_blocks,
+    }
+    size = fused_moe.cutlass_fused_moe_workspace_size(23, *sizes, **options)
+    memory = torch.full((size + 128,), 0xFF, dtype=torch.uint8)
+    at = -memory.data_ptr() % 128
+    out = torch.full((23, 128), torch.nan, dtype=torch.bfloat16)
+    got = call.run(workspace_buffer=memory[at : at + size], output=out)
+    assert got is out
+    assert torch.equal(got, call.run())
+    call.check(got)
+    assert (memory[at + size :] == 0xFF).all()
+    more = fused_moe.cutlass_fused_moe_workspace_size(24, *sizes, **options)
+    assert more >= size
+
+
+def test_a_workspace_for_many_tokens_holds_the_counts_of_the_sort() -> None:
+    def size(tokens: int) -> int:
+        return fused_moe.cutlass_fused_moe_workspace_size(
+            *(tokens, 64, 64, 256, 8), x_dtype=torch.bfloat16, weight_dtype=torch.bfloat16
+        )
+
+    per_token = 8 * (4 + 4 + 2 * (64 + 64 + 128))
+    assert size(512) < 512 * per_token + 4096
+    assert size(1024) >= 1024 * per_token + 2 * 256 * 4
+
+
+@modes
+def test_compiled(mode: str, generator: torch.Generator) -> None:
+    call = draw(20, 4, 3, 128, 128, generator, mode=mode)
+    given = (call.selected, call.weights, call.fc1, call.fc2, call.dtype, call.scales)
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return fused_moe.cutlass_fused_moe(x, *given, **call.options)[0] * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(double, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(call.x), call.run() * 2)
+
+
+def test_no_tokens_and_no_local_experts(generator: torch.Generator) -> None:
+    call = draw(0, 4, 3, 128, 128, generator)
+    assert call.run().shape == (0, 128)
+    call = draw(5, 2, 3, 128, 128, generator)
+    call.selected.fill_(3)
+    assert (call.run() == 0).all()
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"use_w4_group_scaling": True},
+        BackendSupportedError,
+        "calls with use_w4_group_scaling; there are",
+    ),
+    ({"use_mxfp8_act_scaling": True}, BackendSupportedError, "calls with use_mxfp8_act_scaling"),
+    ({"min_latency_mode": True}, BackendSupportedError, "calls with min_latency_mode"),
+    ({"use_packed_weights": True}, BackendSupportedError, "calls with use_packed_weights"),
+    ({"use_wfp4afp8_humming": True}, BackendSupportedError, "calls with use_wfp4afp8_humming"),
+    ({"cluster_size": 2}, BackendSupportedError, "calls with cluster_size"),
+    ({"input_sf": torch.ones(1)}, BackendSupportedError, "calls with input_sf"),
+    ({"situ_beta": torch.ones(4)}, BackendSupportedError, "calls with situ_beta"),
+    ({"backend": "cake"}, BackendSupportedError, "backend='cake'"),
+    ({"backend": "x"}, ValueError, "backend must be 'cutlass', got 'x'"),
+    ({"clamped_relu2_limit": torch.ones(1)}, ValueError, "supported only with"),
+    ({"activation_type": 10}, BackendSupportedError, "Situ; there are Gelu, Relu, Silu, Swiglu"),
+    ({"activation_type": 99}, ValueError, "activation_type must be that of an ActivationType"),
+    ({"use_deepseek_fp8_block_scale": True}, BackendSupportedError, "use_deepseek_fp8_block_sc"),
+    ({"ep_rank": 1}, ValueError, r"ep_rank must be in \[0, 1\), got 1"),
+    ({"tp_size": 0}, ValueError, "tp_size must be positive, got 0"),
+    ({"profile_ids": [0]}, ValueError, "profile_ids must contain"),
+    ({"swiglu_beta": torch.ones(5)}, ValueError, r"swiglu_beta must have shape \[4\], got \[5\]"),
+    ({"fc1_expert_biases": torch.ones(4, 256)}, ValueError, "fc1_expert_biases must be torch.bf"),
+    ({"output": torch.ones(5, 64)}, ValueError, r"output must be torch\.bfloat16"),
+    ({"workspace_buffer": torch.empty(9)}, ValueError, "workspace_buffer must be uint8 or int8"),
+    (
+        {"workspace_buffer": torch.empty(256, dtype=torch.uint8)},
+        ValueError,
+        "Fix: make it with cutlass_fused_moe_workspace_size",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "words"), WRONG, ids=lambda value: None)
+def test_what_is_refused(
+    options: dict[str, Any], kind: type[Exception], words: str, generator: torch.Generator
+) -> None:
+    call = draw(5, 2, 4, 64, 128, generator)
+    out = torch.full((5, 64), 7.0, dtype=torch.bfloat16)
+    with pytest.raises(kind, match=words.replace("torch.bf", r"torch\.bf")) as error:
+        call.run(**{"output": out, **options})
+    assert str(error.value).startswith("cutlass_fused_moe: ")
+    assert (out == 7).all()
+
+
+def test_operands_that_do_not_fit(generator: torch.Generator) -> None:
+    good = draw(5, 2, 4, 64, 128, generator)
+    for name, value, words in (
+        ("x", good.x[:, :32].contiguous(), "fc2_expert_weights must have shape"),
+        ("x", good.x[0], "input must have 2 dimensions"),
+        ("x", good.x.T.contiguous().T, "input must be contiguous"),
+        ("selected", good.selected.long(), r"token_selected_experts must be torch\.int32"),
+        ("selected", good.selected[:, :0], "token_selected_experts must have columns"),
+        ("weights", good.selected, r"token_final_scales must be torch\.float32"),
+        ("fc1", good.fc1[:3], r"fc1_expert_weights must have shape \[4, 256, 64\]"),
+        ("fc2", good.fc2[:, :, :100].contiguous(), "the intermediate size must be a positive mul"),
+    ):
+        call = Experts(**{**good.__dict__, name: value})
+        with pytest.raises(ValueError, match=words):
+            call.run()
+    call = draw(5, 2, 4, 128, 128, generator, mode="blocks")
+    assert call.scales is not None
+    call.scales = call.scales[:1]
+    with pytest.raises(ValueError, match="quant_scales must hold 2 tensors"):
+        call.run()
+    call = draw(5, 2, 4, 128, 128, generator, mode="fp8")
+    assert call.scales is not None
+    call.scales[0] = call.scales[0][:2]
+    with pytest.raises(ValueError, match=r"quant_scales\[0\] must have shape \[4\], got \[2\]"):
+        call.run()
+    assert call.x.dtype is E4M3
+
+
+def test_sizes_of_a_workspace_that_are_refused() -> None:
+    def size(*sizes: int, **options: Any) -> int:
+        given = {"x_dtype": torch.half, "weight_dtype": torch.half, "output_dtype": torch.half}
+        return fused_moe.cutlass_fused_moe_workspace_size(*sizes, **{**given, **options})
+
+    for sizes, options, words in (
+        ((0, 8, 8, 2, 1), {}, "max_num_tokens must be positive, got 0"),
+        ((1, 8, 8, 3, 1), {"ep_size": 2}, "num_experts_total must be divisible by ep_size, 2"),
+        ((1, 12, 8, 2, 1), {}, "the hidden size must be a positive multiple of 8, got 12"),
+        ((1, 8, 8, 2000, 1), {}, "a rank must have 1 to 1024 experts, got 2000"),
+        ((1, 8, 8, 2, 1), {"backend": "cake"}, "backend must be 'cutlass', got 'cake'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            size(*sizes, **options)
+    with pytest.raises(BackendSupportedError, match="calls with use_packed_weights"):
+        size(1, 8, 8, 2, 1, use_packed_weights=True)
+
+
+def test_autotune_is_taken(generator: torch.Generator) -> None:
+    call = draw(5, 2, 4, 64, 128, generator)
+    with precast.autotuner.autotune(True):
+        got = call.run(tune_max_num_tokens=5)
+    assert torch.equal(got, call.run())
