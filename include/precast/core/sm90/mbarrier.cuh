@@ -91,6 +91,7 @@ __device__ __forceinline__ void mbarrier_arrive_in_cta(uint64_t* barrier, uint32
 
 // No CTA, and this one, which an arrival reaches sooner than by its rank.
 constexpr int kNoCta = -1, kThisCta = 16;
+static_assert(kThisCta == 16, "the PTX below has the number");
 
 // The same if `rank` is that of a CTA, or at this one's if it is kThisCta. Without a branch. `zero`
 // is 0, by which the arrival may depend on what must be read before.

@@ -8,7 +8,8 @@
 //
 // If the CTAs of a cluster split the depth, each sends its sums to the CTA that adds up these
 // columns over all CTAs, always in the order of their ranks. Why not a read by that one: it would
-// wait for a barrier before, for each answer, and for a barrier behind the last one.
+// wait for a barrier before, for each answer, and for a barrier behind the last one. A thread keeps
+// its own sums in the same place, where no other thread reads them.
 #pragma once
 
 #include "precast/gemm/sm90/epilogue.cuh"
@@ -95,7 +96,7 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
       return lane + ((group >> log2) * ctas + rank) * (kQuads * kQuadBytes);
     };
     join();  // all warps of all CTAs have multiplied what lies there
-    const int slots = ((kGroups - own + ctas - 1) >> log2) * ctas;
+    const int slots = ((kGroups - own + ctas - 1) >> log2) * (ctas - 1);  // from the other CTAs
     if (thread == 0) mbarrier_arrive_expect_tx(barrier, slots * (kQuads * kQuadBytes));
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -107,8 +108,8 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
         const int first = 4 * (group * kQuads + i);
         // Why neighbours change places: the four registers of a store decide where sums are. So
         // each is in another bank than the accumulator that is added to it.
-        send_quad(target + i * kQuadBytes, arrives, sums[first + 1], sums[first], sums[first + 3],
-                  sums[first + 2]);
+        send_quad(owner == own, slot(group, own) + i * kQuadBytes, target + i * kQuadBytes, arrives,
+                  sums[first + 1], sums[first], sums[first + 3], sums[first + 2]);
       }
     }
     mbarrier_wait_parity(barrier, kPart, "the sums of the cluster");
@@ -158,13 +159,20 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
     return remote;
   }
-  // Completes 16 bytes on the mbarrier when they are there.
-  static __device__ __forceinline__ void send_quad(uint32_t target, uint32_t barrier, float x0,
-                                                   float x1, float x2, float x3) {
+  // Writes four sums to this CTA's `own` address, where this thread will read them, or to `target`
+  // of another CTA, and completes 16 bytes on its mbarrier. Without a branch.
+  static __device__ __forceinline__ void send_quad(bool stays, uint32_t own, uint32_t target,
+                                                   uint32_t barrier, float x0, float x1, float x2,
+                                                   float x3) {
     asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
-        "[%1];" ::"r"(target),
-        "r"(barrier), "f"(x0), "f"(x1), "f"(x2), "f"(x3)
+        "{\n"
+        ".reg .pred stays;\n"
+        "setp.ne.s32 stays, %0, 0;\n"
+        "@stays st.shared.v4.f32 [%1], {%4, %5, %6, %7};\n"
+        "@!stays st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%2], "
+        "{%4, %5, %6, %7}, [%3];\n"
+        "}" ::"r"(stays ? 1 : 0),
+        "r"(own), "r"(target), "r"(barrier), "f"(x0), "f"(x1), "f"(x2), "f"(x3)
         : "memory");
   }
   static __device__ __forceinline__ float4 load_quad(uint32_t address) {
