@@ -51,6 +51,11 @@ class OpConfig:
         """Each axis and its values. Not every combination is legal where ``space`` joins axes."""
         return self.space.values
 
+    @property
+    def is_cute_dsl(self) -> bool:
+        """Whether its kernels are in CuTe DSL; builds without the compiler of it leave it out."""
+        return any(source.endswith(".py") for source in self.sources)
+
 
 def read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
     top = read_table(path).only(*keys.OP)

@@ -136,3 +136,15 @@ def test_an_op_for_other_gpus_is_left_out_unless_it_is_asked_for(world, provider
     assert names(precast.preload(device=0)) == {"scale__dtype_bf16"}
     with pytest.raises(UnsupportedConfigError, match="norm does not exist for sm90a"):
         precast.preload(["norm", "scale"], device=0)
+
+
+def test_kernels_in_cute_dsl_are_left_out_where_no_build_has_them(world, provider):
+    op = "moe_activation_cute_dsl"
+    world.patch.setattr(
+        loader.plan().__class__,
+        "aot_axes",
+        lambda plan, profile: [("norm", {"dtype": "bf16"}), (op, {"dtype": "bf16"})],
+    )
+    assert names(precast.preload(device=0)) == {"norm__dtype_bf16"}
+    with pytest.raises(MissingKernelError, match=f"no kernel {op}__dtype_bf16"):
+        precast.preload(["norm", op], device=0)

@@ -41,7 +41,6 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
     AccS acc_s;
     OperandP p;
     token -= Tile::kBlockN;
-    if (block.work.num_splits == 1) sm90_prefetch_sinks<Tile>(p_, block);
     shared_.q.wait_full(q_, "Q");
     if constexpr (Tile::kConvertsQueries || Tile::kSplitsQueries) change_queries();
     if constexpr (Tile::kGeneral) rotate_queries(block);
@@ -92,6 +91,7 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
     end_turns();
     release(&shared_.q.empty[q_.stage]);
     q_.advance();
+    if (block.work.num_splits == 1) sm90_prefetch_sinks<Tile>(p_, block);
     wait_full(shared_.v, v_, "the last V");
     wgmma_fence();
     multiply_pv(acc_o, p);
