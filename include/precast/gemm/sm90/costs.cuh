@@ -44,18 +44,18 @@ struct Gemm16Costs {
 // Of the GEMM of e4m3 operands with scales of rows.
 struct ScaledGemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 175.0;
-  double l2_bytes = 78.6;
-  double dram_bytes = 2140.0;
-  double start = 5690.0;
-  double split_byte = 0.0412;
-  double share = 0.188;
-  double used_by_4 = 0.801;
-  double used_by_8 = 0.89;
-  double missing = 0.0279;
-  double split[3] = {270.0, 972.0, 2130.0};
-  double consumer[10] = {904.0, 520.0, 300.0, 96.7, 1110.0, 201.0, 221.0, 123.0, 248.0, 661.0};
-  double tile[10] = {3660.0, 4080.0, 2610.0, 1640.0, 5500.0, 2020.0, 28.2, 122.0, 50.7, 510.0};
+  double fill_bytes = 372.0;
+  double l2_bytes = 59.0;
+  double dram_bytes = 1930.0;
+  double start = 6310.0;
+  double split_byte = 0.0394;
+  double share = 0.235;
+  double used_by_4 = 0.751;
+  double used_by_8 = 0.578;
+  double missing = 0.0145;
+  double split[3] = {1440.0, 1970.0, 2360.0};
+  double consumer[10] = {787.0, 425.0, 50.1, 171.0, 1070.0, 107.0, 229.0, 94.4, 102.0, 399.0};
+  double tile[10] = {2040.0, 1080.0, 2010.0, 847.0, 2200.0, 2380.0, 25.3, 39.0, 90.6, 2290.0};
 };
 // clang-format on
 
