@@ -27,6 +27,11 @@ enum class ClusterUse : int {
   splits_k,  // one tile; each CTA multiplies a part of the depth
 };
 
+// Whether the CTAs of a cluster copy an operand for each other.
+PRECAST_HOST_DEVICE constexpr bool shares_operand(ClusterUse use) {
+  return use == ClusterUse::shares_a || use == ClusterUse::shares_b;
+}
+
 struct Sm90TileShape {
   int rows;  // 64, or a multiple of 128
   int columns;
@@ -147,7 +152,7 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
   constexpr int kBlock = 128 / kElementBytes;  // of the depth, 128 bytes
   const Sm90TileShape& tile = choice.shape();
   const Sm90ClusterShape& cluster = choice.clusters();
-  const bool shares = cluster.use == ClusterUse::shares_a || cluster.use == ClusterUse::shares_b;
+  const bool shares = shares_operand(cluster.use);
   const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
   const Sm90GemmUnits units(choice, problem.tokens, problem.columns);
   const double ctas = double(problem.groups) * units.tokens * units.columns * cluster.ctas;

@@ -79,6 +79,16 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
     }
     __syncwarp();
   }
+  // Why the stages are awaited once more: consumers of the other CTA arrive at the barriers of this
+  // one, which must be there when they do. A cluster barrier does not wait for arrivals on the way.
+  if (kWeight && shares_operand(params.use) && is_chosen) {
+#pragma unroll 1
+    for (int i = 0; i < Tile::kStages; ++i) {
+      shared.stages.wait_empty(state, "the other CTA's consumers to leave a stage");
+      state.advance();
+    }
+  }
+  __syncwarp();
 }
 
 #endif  // __CUDACC__

@@ -20,7 +20,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
   const Buffers buffers = {shared_address(smem)};
   auto& shared = *reinterpret_cast<Storage*>(smem + Buffers::kStorageOffset);
   const bool splits_k = params.use == ClusterUse::splits_k;
-  const bool shares = params.use == ClusterUse::shares_a || params.use == ClusterUse::shares_b;
+  const bool shares = shares_operand(params.use);
   launch_dependent_grids();
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
     increase_registers<Tile::kConsumerRegisters>();
     Consumer(params, shared, buffers).run();
   }
-  // The other CTA has read what this one has copied to it, and its warps arrive here no more.
+  // The other CTA has read what this one has copied to it.
   if (shares) wait_for_cluster();
 }
 

@@ -15,7 +15,7 @@ namespace precast {
 // The CTA of the cluster at whose stages this lane of a consumer arrives for its warp.
 __device__ __forceinline__ int cta_to_release(ClusterUse use) {
   const int lane = threadIdx.x % 32;
-  if (use == ClusterUse::shares_a || use == ClusterUse::shares_b) {
+  if (shares_operand(use)) {
     if (lane >= 2) return kNoCta;
     return lane == static_cast<int>(cluster_rank()) ? kThisCta : lane;
   }
