@@ -10,18 +10,18 @@ namespace precast {
 // Of the block-scaled GEMM.
 struct Fp8GemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 187.0;
-  double l2_bytes = 66.6;
-  double dram_bytes = 1870.0;
-  double start = 4080.0;
-  double split_byte = 0.0421;
-  double share = 0.12;
-  double used_by_4 = 0.928;
-  double used_by_8 = 0.903;
-  double missing = 0.001;
-  double split[3] = {1560.0, 3110.0, 4550.0};
-  double consumer[13] = {919.0, 808.0, 730.0, 550.0, 496.0, 482.0, 496.0, 406.0, 722.0, 451.0, 315.0, 275.0, 1350.0};
-  double tile[13] = {2550.0, 2600.0, 784.0, 1550.0, 298.0, 996.0, 705.0, 503.0, 3100.0, 455.0, 113.0, 81.1, 1730.0};
+  double fill_bytes = 968.0;
+  double l2_bytes = 51.3;
+  double dram_bytes = 1980.0;
+  double start = 5480.0;
+  double split_byte = 0.0598;
+  double share = 0.196;
+  double used_by_4 = 0.933;
+  double used_by_8 = 0.89;
+  double missing = 0.000216;
+  double split[3] = {484.0, 1380.0, 2000.0};
+  double consumer[13] = {670.0, 135.0, 507.0, 384.0, 444.0, 452.0, 477.0, 272.0, 580.0, 362.0, 279.0, 191.0, 1020.0};
+  double tile[13] = {1310.0, 2700.0, 891.0, 966.0, 298.0, 963.0, 153.0, 332.0, 2930.0, 1330.0, 272.0, 31.5, 1830.0};
 };
 
 // Of the GEMM of 16-bit operands.
