@@ -17,8 +17,8 @@ PRECAST_ONE_COPY void check_rows_aligned(const Arg& arg, int64_t bytes) {
   PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(t)) % bytes == 0 &&
                     (t.size(0) <= 1 || t.stride(0) * item % bytes == 0),
                 ValueError)
-      << arg.what() << "'s rows must start at multiples of " << bytes << " bytes, got strides "
-      << to_string(t.strides()) << "; call .clone()";
+      << arg.what() << " must have an address and strides that are a multiple of " << bytes
+      << " bytes, got strides " << to_string(t.strides()) << "; call .clone()";
 }
 
 PRECAST_ONE_COPY void check_row_count(const Arg& arg, int64_t rows) {

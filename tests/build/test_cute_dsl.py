@@ -169,8 +169,8 @@ def test_what_a_launcher_cannot_pass_is_named(shift: Path, tmp_path: Path) -> No
     _change(
         shift,
         KERNEL,
-        "input: cute.Pointer, out: cute.Pointer, items: Int32, amount: Float32\n",
-        "input: cute.Pointer, out: cute.Pointer, items: Int32, amount: cute.Tensor\n",
+        "out: cute.Pointer, items: Int32, amount: Float32) -> None:",
+        "out: cute.Pointer, items: Int32, amount: cute.Tensor) -> None:",
     )
     _change(
         shift,

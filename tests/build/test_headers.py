@@ -138,12 +138,17 @@ def test_cuda_12_knows_its_targets(nvrtc: Nvrtc) -> None:
 
 
 def _pairs() -> list[tuple[str, str]]:
-    """Each op with one of its targets, so that each target has several; at night all pairs."""
+    """Every other op with one of its targets; at night all pairs."""
     pairs = []
     for i, (op, config) in enumerate(sorted(PLAN.config.ops.items())):
+        if config.is_cute_dsl:  # No header has its kernels.
+            continue
         archs = [arch.name for arch in PLAN.build.archs.values() if arch.cuda <= CUDA_12]
         archs = [name for name in archs if name in config.archs]
-        pairs += [(op, name) for name in (archs if EVERYTHING else [archs[i % len(archs)]])]
+        if EVERYTHING or i % 2 == 0:
+            pairs += [
+                (op, name) for name in (archs if EVERYTHING else [archs[i // 2 % len(archs)]])
+            ]
     return pairs
 
 

@@ -21,7 +21,7 @@ from precast._runtime.manifest import MANIFEST_NAME, read_manifest
 from precast._runtime.manifest_writer import SECONDS_NAME, write_manifest
 from precast.errors import ProviderError
 
-ELEMENTWISE = ("activation", "scale")
+ELEMENTWISE = ("activation__", "scale__")
 ELEMENTWISE_BYTES = 150 * 1024
 ATTENTION_BYTES = 4 << 20
 ATTENTION_FAMILY_BYTES = 40 << 20  # of the profile core, for one architecture

@@ -90,7 +90,7 @@ def test_local_memory_is_an_error_of_its_own(tmp_path: Path) -> None:
 def test_cmake_refuses_a_slow_one(tree: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "CMakeLists.txt", tree)
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "python", tree / "python", ignore=ignored)
+    shutil.copytree(ROOT / "python", tree / "python", ignore=ignored, dirs_exist_ok=True)
     folder = tmp_path / "build"
     configure(folder, source=tree, PRECAST_PROFILE="ci", PRECAST_CUDA_ARCH_LIST="9.0a")
     name = Plan.load(ROOT).spec(OP, AXES, "9.0a").name

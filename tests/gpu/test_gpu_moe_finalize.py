@@ -115,7 +115,10 @@ def test_errors_leave_the_output_alone(backend: str, generator: torch.Generator)
     for change, words in (
         ({"input": rows.cpu()}, "input must be a CUDA tensor"),
         ({"input": rows[:, :60]}, "input must have a multiple of 8 columns"),
-        ({"input": rows.flatten()[1:65].view(1, 64)}, "input's rows must start at multiples of 16"),
+        (
+            {"input": rows.flatten()[1:65].view(1, 64)},
+            "input must have an address and strides that are a multiple of 16",
+        ),
         ({"indices": indices[0]}, "indices must have 2 dimensions"),
         ({"indices": indices[:, :0]}, "indices must have 1 to 64 columns"),
         ({"indices": indices.long()}, "indices must be int32, got int64"),

@@ -71,7 +71,7 @@ ANOTHER_MODULE = ("mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float")
 LAYOUT = re.compile(
     r"must (be contiguous|have stride 1 in its last dimension)|"
     r"The pointers must be multiple of 16 bytes|must start at a multiple of 16 bytes|"
-    r"must have an address and strides that are a multiple of 16 bytes|"
+    r"must have an address and strides that are a multiple of (8|16) bytes|"
     r"must have no stride of 0"
 )
 
