@@ -123,7 +123,9 @@ static void check_choices(int problems, unsigned seed) {
     }
     Fp8GemmProblem more = problem;
     more.tokens += 1 + below(512);
-    REQUIRE(choose_sm90_gemm<Choice>(more).clocks >= best.clocks);
+    // More tokens may have more CTAs, which read faster by so much at most.
+    const double faster = 1 + typename Choice::Family::Costs().missing;
+    REQUIRE(choose_sm90_gemm<Choice>(more).clocks * faster >= best.clocks);
   }
 }
 

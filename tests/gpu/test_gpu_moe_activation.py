@@ -172,7 +172,7 @@ def test_errors_leave_outputs_alone(backend: str, generator: torch.Generator) ->
         ({"input": x.cpu()}, "input must be a CUDA tensor"),
         ({"input": x[0]}, "input must have 2 dimensions"),
         ({"input": x[:, :500]}, "input must have a multiple of 256 columns"),
-        ({"input": odd}, "input's rows must start at multiples of 16 bytes"),
+        ({"input": odd}, "input must have an address and strides that are a multiple of 16 bytes"),
         ({"m_indices": m_indices[1:]}, r"m_indices must have shape \[6\], got \[5\]"),
         ({"m_indices": m_indices.long()}, "m_indices must be int32, got int64"),
         ({"m_indices": m_indices.cpu()}, "m_indices must be on cuda:0 as input, got cpu"),
