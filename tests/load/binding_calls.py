@@ -147,7 +147,8 @@ def _with_dtypes(
     kernel: Export, args: Args, axes: Mapping[str, Any], names: tuple[str, ...]
 ) -> Iterator[Any]:
     """The call with the dtypes of a module, and without the unused part of a workspace."""
-    used = {parameter.kind.axis for parameter in kernel.declaration.tensors}  # type: ignore[union-attr]
+    kinds = [parameter.kind for parameter in kernel.declaration.tensors]
+    used = {kind.axis for kind in kinds if isinstance(kind, TensorKind)}
     dtypes = (WORD_DTYPES[axes[name]] for name in names if axes[name] in WORD_DTYPES)
     letters = dict(zip((letter for letter in AXES if letter in used), dtypes))
     wanted: dict[str, torch.dtype] = {}
