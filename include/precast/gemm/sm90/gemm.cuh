@@ -3,8 +3,8 @@
 // and the layouts of gemm/fp8_params.cuh, computed by wgmma on tiles that TMA copies.
 //
 // Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. The
-//          warps of its producer warpgroup copy the operands and the scales; its one or two consumer
-//          warpgroups compute 64 or 128 rows each. They meet at mbarriers alone.
+//          warps of its producer warpgroup copy the operands and the scales; its one or two
+//          consumer warpgroups compute 64 or 128 rows each. They meet at mbarriers alone.
 // Clusters Two CTAs may copy an operand for both; up to eight may split the depth of one tile.
 // Traffic  Tile by tile, a and b are read from L2 once for each tile of the other.
 // Source   DeepSeek-V3, arXiv:2412.19437, section 3.5.2, for scales and accumulation; the choice of
