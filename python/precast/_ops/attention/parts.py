@@ -55,7 +55,7 @@ def run_beside(first: AttentionWrapper, second: AttentionWrapper, q: torch.Tenso
     """
     if not torch.compiler.is_compiling():  # Compiled code launches other kernels between them.
         has_launched = q.shape[0] > 0 and first._plan.shape.batch_size > 0
-        second._overlap = WITH_PREVIOUS if has_launched else 0
+        second._overlap = WITH_PREVIOUS if first._overlap and has_launched else 0
 
 
 @contextlib.contextmanager
