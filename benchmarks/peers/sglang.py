@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's fused MoE in Triton (PyPI ``sglang``, 0.5.17), as its engine calls it.
+
+Its wheel holds the Triton kernels, its table of tiles, and CUDA sources that it compiles at the first
+call. The compiled kernels of ``sgl_kernel`` need not load: the sum over experts is SGLang's in
+Triton, and sorting is the kernel that it compiles. What an engine decides once (its parallel groups,
+its options) has the default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+PACKAGE = "sglang"
+
+
+class _Defaults:
+    """Options that are all off."""
+
+    def __getattr__(self, name: str) -> _Defaults:
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@functools.cache
+def _fused_experts() -> Callable[..., Any]:
+    os.environ.setdefault("SGLANG_OPT_USE_JIT_KERNEL_MOE_ALIGN", "1")
+    stub = types.ModuleType("sgl_kernel")
+    stub.moe_sum_reduce = None  # type: ignore[attr-defined]
+    sys.modules.setdefault("sgl_kernel", stub)
+    utils = "sglang.srt.layers.moe.moe_runner.triton_utils"
+    module: Any = importlib.import_module(f"{utils}.fused_moe")
+    tiles: Any = importlib.import_module(f"{utils}.fused_moe_triton_config")
+    kernels: Any = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
+    for part in (module, tiles):
+        part.get_exec = _Defaults
+    module.get_tp_group = lambda: None
+    module.is_allocation_symmetric = lambda: False
+    module.use_symmetric_memory = lambda *_, **__: contextlib.nullcontext()
+    module.moe_sum_reduce = kernels.moe_sum_reduce_triton
+    experts: Callable[..., Any] = module.fused_experts_impl
+    return experts
+
+
+#: By weight: the gate before the linear half, as SGLang has them.
+_swapped: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _gate_first(weight: Any) -> Any:
+    if weight not in _swapped:
+        _swapped[weight] = weight.roll(weight.shape[1] // 2, 1)
+    return _swapped[weight]
+
+
+def adapt(case: Any, family: str) -> Callable[..., Any] | None:
+    if case.op != "cutlass_fused_moe":
+        return None
+
+    def call(x: Any, experts: Any, weights: Any, fc1: Any, fc2: Any, memory: Any, out: Any) -> Any:
+        options: dict[str, Any] = {}
+        if memory.scales:
+            options = {
+                "use_fp8_w8a8": True,
+                "block_shape": [128, 128],
+                "w1_scale": _gate_first(memory.scales[0]),
+                "w2_scale": memory.scales[1],
+            }
+        return _fused_experts()(x, _gate_first(fc1), fc2, weights, experts, **options)
+
+    return call
