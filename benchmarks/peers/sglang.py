@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's fused MoE in Triton (PyPI ``sglang``, 0.5.17), as its engine calls it.
 
-Its wheel holds the Triton kernels, its table of tiles, and CUDA sources that it compiles at the first
-call. The compiled kernels of ``sgl_kernel`` need not load: the sum over experts is SGLang's in
-Triton, and sorting is the kernel that it compiles. What an engine decides once (its parallel groups,
-its options) has the default.
+Its wheel holds the Triton kernels, its table of tiles, and CUDA sources that it compiles at the
+first call. The compiled kernels of ``sgl_kernel`` need not load: the sum over experts is SGLang's
+in Triton, and sorting is the kernel that it compiles. What an engine decides once (its parallel
+groups, its options) has the default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import types
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 PACKAGE = "sglang"
 
@@ -52,14 +51,21 @@ def _fused_experts() -> Callable[..., Any]:
     return experts
 
 
-#: By weight: the gate before the linear half, as SGLang has them.
-_swapped: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+@functools.cache
+def _swapped() -> Any:
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
 
 
 def _gate_first(weight: Any) -> Any:
-    if weight not in _swapped:
-        _swapped[weight] = weight.roll(weight.shape[1] // 2, 1)
-    return _swapped[weight]
+    """Return a weight, or its scales, with the gate before the linear half, as SGLang has them."""
+    kept = _swapped()
+    if weight not in kept:
+        up, gate = weight.chunk(2, dim=1)
+        kept[weight] = weight.new_empty(weight.shape)
+        kept[weight][:, : gate.shape[1]], kept[weight][:, gate.shape[1] :] = gate, up
+    return kept[weight]
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
