@@ -8,6 +8,7 @@ whatever its order: results are compared bit for bit.
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def check(out: torch.Tensor, a: torch.Tensor, values: torch.Tensor, starts: torc
     """Rows of groups are products, exactly; the others are still 7."""
     at = starts.tolist()
     want = torch.full(out.shape, 7.0, dtype=torch.float64, device=DEVICE)
-    for group, (begin, end) in enumerate(zip(at, at[1:], strict=False)):
+    for group, (begin, end) in enumerate(pairwise(at)):
         want[begin:end] = a[begin:end].double() @ values[group].T
     assert_close(out, want.float().to(out.dtype), rtol=0.0, atol=0.0)
 
@@ -148,7 +149,7 @@ def test_numbers_that_sums_round(backend: str, generator: torch.Generator) -> No
             backend=backend,
         )
         at = starts.tolist()
-        for group, (begin, end) in enumerate(zip(at, at[1:], strict=False)):
+        for group, (begin, end) in enumerate(pairwise(at)):
             x, w = a[begin:end].double(), values[group].double()
             want, size = x @ w.T, x.abs() @ w.abs().T
             error = (got[begin:end].double() - want).abs()

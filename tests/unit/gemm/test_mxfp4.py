@@ -170,7 +170,7 @@ class TestProducts:
                 "a must have a positive multiple of 128 columns",
             ),
             ({"b": b.int()}, "b must be uint8, got int32"),
-            ({"b": b[:, :, :64]}, r"b must have shape \[groups, n, 128\], got \[3, 128, 64\]"),
+            ({"b": b[:, :, :64]}, r"b must have shape \[3, 128, 128\], got \[3, 128, 64\]"),
             ({"b_scale": scales.view(torch.int32)}, "b_scale must be uint8, got int32"),
             ({"b_scale": scales[:, :1]}, r"b_scale must have shape \[3, 2, 2, 16, 16\]"),
             ({"b_scale": scales.mT}, "b_scale must be contiguous"),
