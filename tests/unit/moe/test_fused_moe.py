@@ -41,11 +41,11 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert int(sort["kSortThreads"]) * int(sort["kSortSteps"]) == moe_sort.CHUNK
     assert int(rows["kExpertGroup"]) == _rows.GROUP
     assert float(rows["kExpertEps"].rstrip("f")) == _rows.EPS
-    assert int(constants_of("expert_activation.cuh")["kExpertColumns"]) == _rows.VECTOR
+    assert int(constants_of("moe_activation.cuh")["kExpertColumns"]) == _rows.VECTOR
 
 
 def test_functions_have_one_number_everywhere() -> None:
-    text = (ROOT / "include/precast/moe/expert_activation.cuh").read_text()
+    text = (ROOT / "include/precast/moe/moe_activation.cuh").read_text()
     body = text.partition("enum class ExpertFunction")[2].partition("};")[0]
     of_kernel = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+),", body)}
     of_enum = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", act.name).lower(): act.value for act in COMPUTED}

@@ -13,7 +13,7 @@ from precast._base.torch import torch
 from precast._op.validation import memory_of
 from precast._ops.moe._rows import GROUP, MAX_ROWS, ROW_BYTES, VECTOR
 from precast._ops.moe.enums import ActivationType
-from precast._ops.moe.expert_activation import known_function
+from precast._ops.moe.moe_activation import known_function
 from precast._ops.moe.moe_sort import CHUNK, MAX_EXPERTS, chunks_of
 
 _HALVES = (torch.bfloat16, torch.float16)

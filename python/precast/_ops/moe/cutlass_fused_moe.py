@@ -36,16 +36,12 @@ from precast._ops.moe._experts import (
     unsupported,
 )
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
-from precast._ops.moe._rows import GROUP
+from precast._ops.moe._rows import EPS, GROUP
 from precast._ops.moe.enums import ActivationType
-from precast._ops.moe.expert_activation import (
-    ACTIVATION,
-    ACTIVATION_BLOCK_QUANT,
-    ACTIVATION_QUANT,
-)
+from precast._ops.moe.moe_activation import ACTIVATION
+from precast._ops.moe.moe_finalize import FINALIZE
 from precast._ops.moe.moe_permute import PERMUTE, PERMUTE_QUANT
 from precast._ops.moe.moe_sort import SORT
-from precast._ops.moe.moe_unpermute import UNPERMUTE
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
 
@@ -127,19 +123,21 @@ def _run(
     """Launch the steps."""
     pdl = enable_pdl
     SORT.launch(selected, first_expert, s.offsets, s.rows, s.row_experts, s.counts, pdl)
-    of_rows = s.first, s.offsets, s.row_experts
     act = int(function)
+    # Where nothing differs between experts, the function does not read which expert a row has.
+    differs = mode is Mode.FP8 or any(t is not None for t in (fc1_bias, *numbers))
+    of_rows = s.first, s.row_experts if differs else None, s.offsets, act, fc1_bias, *numbers
     if mode in (Mode.HALF, Mode.MXFP4):
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
         _multiply(s.tokens, fc1, scales[:1], s.offsets, s.first, tactics[0])
-        ACTIVATION.launch(*of_rows, act, fc1_bias, *numbers, None, s.active, pdl)
+        ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, None, pdl)
         _multiply(s.active, fc2, scales[1:], s.offsets, s.second, tactics[1])
         scale = None
     elif mode is Mode.FP8:
         dequant, quant, scale, _ = scales
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
         grouped_mm_fp8(s.tokens, fc1, s.offsets, None, s.first, s.first.dtype, tactic=tactics[0])
-        ACTIVATION_QUANT.launch(*of_rows, quant, act, fc1_bias, *numbers, dequant, s.active, pdl)
+        ACTIVATION.launch(*of_rows, dequant, quant, False, EPS, s.active, None, pdl)
         grouped_mm_fp8(s.active, fc2, s.offsets, None, s.second, s.second.dtype, tactic=tactics[1])
     else:
         of_fc1, of_fc2 = (scale.mT for scale in scales)
@@ -147,16 +145,13 @@ def _run(
         group_gemm_fp8_nt_groupwise(
             *(s.tokens, fc1, s.token_scales.mT, of_fc1, s.offsets), out=s.first, choice=tactics[0]
         )
-        ACTIVATION_BLOCK_QUANT.launch(
-            *of_rows, act, fc1_bias, *numbers, None, s.active, s.active_scales, pdl
-        )
+        active_scales = s.active_scales.mT
+        ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, active_scales, pdl)
         group_gemm_fp8_nt_groupwise(
-            *(s.active, fc2, s.active_scales.mT, of_fc2, s.offsets),
-            out=s.second,
-            choice=tactics[1],
+            *(s.active, fc2, active_scales, of_fc2, s.offsets), out=s.second, choice=tactics[1]
         )
         scale = None
-    UNPERMUTE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
+    FINALIZE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
 
 
 def _multiply(
@@ -317,7 +312,7 @@ def cutlass_fused_moe(
     tune_max_num_tokens : int
         Without effect, as nothing is tuned.
     activation_type : int
-        An :class:`ActivationType`, as :func:`expert_activation` takes it. Default: Swiglu.
+        An :class:`ActivationType`, as :func:`moe_activation` takes it. Default: Swiglu.
     swizzled_input_sf : bool
         Without effect without ``input_sf``.
     use_fused_finalize : bool
