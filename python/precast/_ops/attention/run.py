@@ -123,7 +123,7 @@ def run(
             q, qk_scale = head_scales.scale_queries(q, qk_scale, plan.model.converts_to)
             if head_scales.has_heads(out_factor):
                 scaled, out_factor = out_factor, None
-        pdl = True if enable_pdl is None else enable_pdl
+        pdl: bool | int = True if enable_pdl is None else enable_pdl
         if w._overlap and pdl is True:
             fills = out is None and plan.hints.pads
             is_alone = plan is planned and q is given and not fills

@@ -75,7 +75,7 @@ def cutlass_fused_moe_reference(
         of_fc1, of_fc2 = (scale.view(torch.uint8) for scale in scales)
         x = moe_permute_reference(input, rows)
         y = grouped_mm_mxfp4_reference(x, fc1, of_fc1, offsets, output_dtype)
-        h = expert_activation_reference(y, offsets, of, *given)
+        h = moe_activation_reference(y, *given, gate_first=False, out_dtype=output_dtype)
         y = grouped_mm_mxfp4_reference(h, fc2, of_fc2, offsets, output_dtype)
     else:
         x = moe_permute_reference(input, rows)
