@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import sys
 import types
 from collections.abc import Callable
@@ -33,7 +32,6 @@ class _Defaults:
 
 @functools.cache
 def _fused_experts() -> Callable[..., Any]:
-    os.environ.setdefault("SGLANG_OPT_USE_JIT_KERNEL_MOE_ALIGN", "1")
     stub = types.ModuleType("sgl_kernel")
     stub.moe_sum_reduce = None  # type: ignore[attr-defined]
     sys.modules.setdefault("sgl_kernel", stub)
@@ -41,6 +39,9 @@ def _fused_experts() -> Callable[..., Any]:
     module: Any = importlib.import_module(f"{utils}.fused_moe")
     tiles: Any = importlib.import_module(f"{utils}.fused_moe_triton_config")
     kernels: Any = importlib.import_module("sglang.kernels.ops.moe.fused_moe_triton_kernels")
+    sorting: Any = importlib.import_module(f"{utils}.moe_align_block_size")
+    compiled: Any = importlib.import_module("sglang.kernels.ops.moe.moe_align")
+    sorting.sgl_moe_align_block_size = lambda *args: compiled.moe_align_block_size(*args[:8])
     for part in (module, tiles):
         part.get_exec = _Defaults
     module.get_tp_group = lambda: None
