@@ -42,32 +42,6 @@ __device__ __forceinline__ void copy_weight_panels(uint32_t target, const Tensor
   }
 }
 
-// Fills all stages of a CTA, block by block of its tiles, as far as this warp does it: where a
-// stage is empty, one lane announces `bytes` and calls copy(full, stage, tile, block), which starts
-// the copies. `state` is that of the first stage. Returns whether this lane is the one.
-template <typename Tile, typename Params, typename Storage, typename Copy>
-__device__ __forceinline__ bool fill_stages(const Params& params, Storage& shared,
-                                            PipelineState<Tile::kStages>& state, uint32_t bytes,
-                                            const char* awaited, const Copy& copy) {
-  GemmScheduler<Tile, Params> scheduler(params);
-  const DepthRange depth(params);
-  const bool is_chosen = elect_lane();
-  for (GemmTile tile; scheduler.next(tile);) {
-    if (is_chosen) {
-#pragma unroll 1
-      for (int block = depth.begin; block < depth.end; ++block) {
-        shared.stages.wait_empty(state, awaited);
-        uint64_t* full = &shared.stages.full[state.stage];
-        mbarrier_arrive_expect_tx(full, bytes);
-        copy(full, state.stage, tile, block);
-        state.advance();
-      }
-    }
-    __syncwarp();
-  }
-  return is_chosen;
-}
-
 // Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
 template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
@@ -78,20 +52,33 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   const Buffers stages = {kept(buffers.base)};
   constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
   PipelineState<Tile::kStages> state;
+  GemmScheduler<Tile, Params> scheduler(params);
+  const DepthRange depth(params);
   const bool is_shared = params.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
   const TensorMap* map = kWeight ? &params.b : &params.a;
-  const auto copy = [&](uint64_t* full, int stage, const GemmTile& tile, int block) {
+  const bool is_chosen = elect_lane();
+  for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
-    const uint32_t target = kWeight == Tile::kSwapped ? stages.rows(stage) : stages.columns(stage);
-    if constexpr (kRowMajor) {
-      copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row, group);
-    } else {
-      copy_operand_rows<Tile, kCount>(target, map, full, is_shared, block * kBlock, row, group);
+    if (is_chosen) {
+#pragma unroll 1
+      for (int block = depth.begin; block < depth.end; ++block) {
+        shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
+        uint64_t* full = &shared.stages.full[state.stage];
+        mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
+        const uint32_t target =
+            kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage);
+        if constexpr (kRowMajor) {
+          copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
+                                           group);
+        } else {
+          copy_operand_rows<Tile, kCount>(target, map, full, is_shared, block * kBlock, row, group);
+        }
+        state.advance();
+      }
     }
-  };
-  const bool is_chosen = fill_stages<Tile>(params, shared, state, kCount * Tile::kRowBytes,
-                                           kWeight ? "an empty stage for b" : "one for a", copy);
+    __syncwarp();
+  }
   // Why the stages are awaited once more: consumers of the other CTA arrive at the barriers of this
   // one, which must be there when they do. A cluster barrier does not wait for arrivals on the way.
   if (kWeight && shares_operand(params.use) && is_chosen) {

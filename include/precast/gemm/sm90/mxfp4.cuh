@@ -49,32 +49,51 @@ class Mxfp4Producer {
       : params_(params), shared_(shared), base_(buffers.base) {}
 
   __device__ __forceinline__ void run(int warp) {
-    PipelineState<Tile::kStages> state;
     if (warp == 0) {
-      const auto copy = [&](uint64_t* full, int stage, const GemmTile& tile, int block) {
+      fill(Tile::kTokenBytes, [&](uint64_t* full, uint32_t stage, const GemmTile& tile, int block) {
 #pragma unroll
         for (int panel = 0; panel < Tile::kPanels; ++panel) {
-          copy_box(base_ + stage * Tile::kStageBytes + panel * Tile::kPanelBytes, &params_.a, full,
+          copy_box(stage + panel * Tile::kPanelBytes, &params_.a, full,
                    block * kMxfp4Depth + panel * Tile::kPanelDepth, tile.token, 0);
         }
-      };
-      fill_stages<Tile>(params_, shared_, state, Tile::kTokenBytes, "an empty stage for a", copy);
+      });
     }
     if (warp == 2) {
-      const auto copy = [&](uint64_t* full, int stage, const GemmTile& tile, int block) {
-        const uint32_t to = base_ + stage * Tile::kStageBytes;
-        copy_box(to + Tile::kTokenBytes, &params_.b, full, block * (Tile::kBandBytes / 4),
+      constexpr int kBytes = Tile::kWeightBytes + Tile::kScaleBytes;
+      fill(kBytes, [&](uint64_t* full, uint32_t stage, const GemmTile& tile, int block) {
+        copy_box(stage + Tile::kTokenBytes, &params_.b, full, block * (Tile::kBandBytes / 4),
                  tile.column / kMxfp4BandColumns, tile.b_group);
-        copy_box(to + Tile::kScaleOffset, &params_.scales, full, block * (kMxfp4ScaleBytes / 4),
+        copy_box(stage + Tile::kScaleOffset, &params_.scales, full, block * (kMxfp4ScaleBytes / 4),
                  tile.column / kMxfp4Columns, tile.b_group);
-      };
-      fill_stages<Tile>(params_, shared_, state, Tile::kWeightBytes + Tile::kScaleBytes,
-                        "one for b", copy);
+      });
     }
     __syncwarp();
   }
 
  private:
+  // Fills all stages as far as this warp does it: where one is empty, a lane announces `bytes` and
+  // calls copy(full, address of the stage, tile, block of the depth), which starts the copies.
+  template <typename Copy>
+  __device__ __forceinline__ void fill(uint32_t bytes, const Copy& copy) {
+    PipelineState<Tile::kStages> state;
+    GemmScheduler<Tile, PlainLaunchParams<Mxfp4Types<Out>>> scheduler(params_);
+    const DepthRange depth(params_);
+    const bool is_chosen = elect_lane();
+    for (GemmTile tile; scheduler.next(tile);) {
+      if (is_chosen) {
+#pragma unroll 1
+        for (int block = depth.begin; block < depth.end; ++block) {
+          shared_.stages.wait_empty(state, "an empty stage for a part of an operand");
+          uint64_t* full = &shared_.stages.full[state.stage];
+          mbarrier_arrive_expect_tx(full, bytes);
+          copy(full, base_ + state.stage * Tile::kStageBytes, tile, block);
+          state.advance();
+        }
+      }
+      __syncwarp();
+    }
+  }
+
   const Params& params_;
   Storage& shared_;
   const uint32_t base_;
