@@ -16,13 +16,21 @@ import torch
 from moe_support import mxfp4
 
 from precast import fused_moe, gemm
+from precast._ops.gemm._fp8 import MMA_TILES
+from precast._ops.gemm.mxfp4 import SM90_TILES
 from precast.testing import Guarded, assert_close
+
+
+def is_sm90() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda"
 BF16 = torch.bfloat16
 #: Backends and the numbers of their tiles.
-TACTICS = [("mma", tile) for tile in (-1, 0, 1, 2, 3)] + [("auto", -1)]
+TACTICS = [("mma", tile) for tile in range(-1, MMA_TILES)]
+TACTICS += [("auto", tile) for tile in range(-1, SM90_TILES if is_sm90() else 0)]
 #: Columns and depth: parts of tiles of columns, fewer steps than stages, more.
 SHAPES = [(64, 128), (192, 256), (320, 1024), (1152, 2944)]
 #: Rows of groups: none, one, all; parts of tiles and several of them; more groups than a warp has

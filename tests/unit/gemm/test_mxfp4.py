@@ -13,6 +13,7 @@ from moe_support import mxfp4
 
 from precast import fused_moe, gemm
 from precast._ops.gemm import _mxfp4
+from precast._ops.gemm.mxfp4 import SM90_TILES
 from precast.errors import BackendSupportedError
 from precast.shim import look_up
 
@@ -86,6 +87,9 @@ def test_constants_are_those_of_the_kernels() -> None:
     found = dict(re.findall(r"(kMxfp4\w+) = (\d+)\b", text))
     assert int(found["kMxfp4Columns"]) == _mxfp4.COLUMNS
     assert int(found["kMxfp4Depth"]) == _mxfp4.DEPTH
+    tiles = (ROOT / "include/precast/gemm/sm90/mxfp4_tile.cuh").read_text()
+    body = tiles.partition("kMxfp4Tiles[] = {")[2].partition("};")[0]
+    assert len(re.findall(r"\{\d+, \d+, true, \d\}", body)) == SM90_TILES
 
 
 def test_interleaving_can_be_undone(generator: torch.Generator) -> None:

@@ -20,12 +20,17 @@ from precast._ops.gemm._plain import (
     check_choice,
     check_out,
     check_sizes,
+    check_tma,
+    chosen,
     exports,
     fill_starts,
 )
 from precast._ops.gemm.grouped_mm import GROUPS, write_groups
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
+
+#: The tiles of the kernels for Hopper: ``kMxfp4Tiles`` of ``gemm/sm90/mxfp4_tile.cuh``.
+SM90_TILES = 5
 
 
 def _write(
@@ -59,18 +64,21 @@ def _check(
                 f"{export}: {what} must have {legal} of {multiple} {things}, got shape "
                 f"{[*t.shape]}; pad with zeros"
             )
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b, True)
     check_sizes(export, "a", a, out, tactic, limits)
 
 
-_MXFP4 = exports(
+_MXFP4, _MXFP4_SM90 = _MXFP4_BOTH = exports(
     "grouped_mm_mxfp4",
     "a:bf16[m,k] b:u8[groups,n,k//2] b_scale:u8[groups,n//64,k//128,16,16] "
     "m_indptr:i32[groups+1] out!:T=bf16|f16|f32[m,n] tactic:int enable_pdl:pdl_on",
     _check,
+    range(SM90_TILES),
     op="mxfp4_gemm",
     write=_write,
     derived={"out_dtype": lambda out: out.dtype},
-)[0]
+)
 
 
 def grouped_mm_mxfp4_reference(
@@ -192,5 +200,5 @@ def grouped_mm_mxfp4(
     check_out(name, out, out_dtype, is_equal=False)
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
-    _MXFP4.launch(a, b, b_scale, m_indptr, out, tactic)
+    chosen(_MXFP4_BOTH, a, b, True, backend).launch(a, b, b_scale, m_indptr, out, tactic)
     return out
