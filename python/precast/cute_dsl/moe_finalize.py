@@ -18,17 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from precast.cute_dsl.common import DTYPES, divide, pointer
-
-
-@cute.jit
-def fma(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c with one rounding."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[a, b, c],
-    )
+from precast.cute_dsl.common import DTYPES, divide, fma, pointer
 
 
 class MoeFinalize:
