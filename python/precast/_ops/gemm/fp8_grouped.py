@@ -217,13 +217,24 @@ _RANGES = exports(
 )
 
 
-def _check_cute_dsl(export: str, a_scale: torch.Tensor, **given: Any) -> None:
+def _check_cute_dsl(
+    export: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: torch.Tensor,
+    scales_k_major: bool,
+    choice: int,
+) -> None:
     if a_scale.dtype is not torch.float32:
         raise ValueError(
             f"{export}: a_scale must be float32 with backend='cute_dsl', got int32; pass "
             f"backend='trtllm'"
         )
-    _check_ranges(export, a_scale=a_scale, choices=range(CUTE_CHOICES), **given)
+    given = a, b, a_scale, b_scale, m_indptr, out
+    _check_ranges(export, *given, scales_k_major, choice, range(CUTE_CHOICES))
 
 
 #: The kernel in CuTe DSL, for Hopper.
