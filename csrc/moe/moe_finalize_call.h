@@ -29,7 +29,7 @@ void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
   MoeFinalizeParams params = {};
   params.slots = slots_of(rows, in, tokens, count);
   params.weights = match.optional<const float>(weights, "weights", [&](const TensorMatch& by) {
-    by.same_device(in).dtype(DType::f32).shape_of(rows).contiguous();
+    by.same_device(in).dtype(DType::f32).shape({tokens, permuted_rows.size(1)}).contiguous();
   });
   params.row_experts = match.optional<const int32_t>(
       row_experts, "row_experts",

@@ -244,6 +244,9 @@ def test_rows_behind_the_last_expert_and_both_halves(
 
 
 def test_nothing_to_do(backend: str) -> None:
+    no_rows = torch.empty(0, 512, device="cuda", dtype=torch.bfloat16)
+    expanded = torch.empty(1, 0, device="cuda").expand(2, 0)
+    precast.moe_activation(no_rows, out_scale=expanded, backend=backend)
     for shape in ((0, 256), (3, 0)):
         x = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
         out, scale = precast.moe_activation(x, backend=backend)

@@ -18,17 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from precast.cute_dsl.common import DTYPES, divide, pointer
-
-
-@cute.jit
-def fma(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c with one rounding."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[a, b, c],
-    )
+from precast.cute_dsl.common import DTYPES, divide, fma, pointer
 
 
 class MoeFinalize:
@@ -148,7 +138,7 @@ class MoeFinalize:
             for begin in cutlass.range(0, topk, self.batch, unroll=1):
                 loaded = cute.make_rmem_tensor((self.size, self.batch), self.dtype)
                 weight = cute.make_rmem_tensor(self.batch, Float32)
-                expert = cute.make_rmem_tensor(self.batch, Int32)
+                expert = cute.make_rmem_tensor(self.batch, Int32)  # -1: no scale, no bias
                 loaded.fill(0.0)
                 weight.fill(0.0)
                 expert.fill(-1)
@@ -158,9 +148,6 @@ class MoeFinalize:
                     if begin + k < topk:
                         row = cute.make_tensor(rows + at, 1)[0]
                     if Uint32(row) < Uint32(count):
-                        offset = cute.assume(row * input_stride + column, divby=self.size)
-                        source = cute.make_tensor(input + offset, self.size)
-                        cute.autovec_copy(source, loaded[None, k])
                         if cutlass.const_expr(not self.of_experts):
                             weight[k] = cute.make_tensor(weights + at, 1)[0]
                         else:
@@ -173,11 +160,16 @@ class MoeFinalize:
                                 expert[k] = Int32(0)
                                 if Uint32(of) < Uint32(experts):
                                     expert[k] = of
+                        offset = cute.assume(row * input_stride + column, divby=self.size)
+                        source = cute.make_tensor(input + offset, self.size)
+                        cute.autovec_copy(source, loaded[None, k])
                 for k in cutlass.range_constexpr(self.batch):
-                    x = cute.make_rmem_tensor(self.size, Float32)
-                    x.store(loaded[None, k].load().to(Float32))
+                    x = loaded[None, k].load().to(Float32)
                     if cutlass.const_expr(self.of_experts):
-                        self.scale_and_bias(x, expert[k], scale, bias, columns, column)
+                        y = cute.make_rmem_tensor(self.size, Float32)
+                        y.store(x)
+                        self.scale_and_bias(y, expert[k], scale, bias, columns, column)
+                        x = y.load()
                     for i in cutlass.range_constexpr(self.size):
                         total[i] = fma(weight[k], x[i], total[i])
             rounded = cute.make_rmem_tensor(self.size, self.dtype_o)
