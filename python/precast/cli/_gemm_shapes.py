@@ -54,7 +54,7 @@ def shapes(words: Iterable[str], where: str = "") -> list[Shape]:
         _numbers(key, given.get(key, "1"), steps.get(key, 1), where)
         for key in ("groups", *_SIZES[:3])
     ]
-    return [Shape(kind, *numbers, operands) for numbers in itertools.product(*sizes)]
+    return [Shape(kind, groups, m, n, k, operands) for groups, m, n, k in itertools.product(*sizes)]
 
 
 def _numbers(key: str, text: str, step: int, where: str) -> Sequence[int]:
