@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grouped e4m3 product by wgmma, for Hopper; formula and layouts: group_gemm_fp8.py.
+
+Threads  one warp copies into a ring of stages; two warpgroups multiply 64 tokens each, and add the
+         sum of each 128 of the depth to theirs in fp32, while the other one multiplies. CTAs of a
+         cluster share the tokens: each copies a part of their rows to all.
+Source   PTX ISA, wgmma and cp.async.bulk.tensor
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import warpgroup
+
+from precast.cute_dsl.common import fma
+from precast.cute_dsl.group_tiles import BLOCK, CODES, INSTRUCTION, GroupTiles
+
+WARPGROUP = 128  # threads
+MULTIPLIERS = 2  # warpgroups
+COPY_REGISTERS, MULTIPLY_REGISTERS = 40, 232
+
+
+class GroupGemmSm90(GroupTiles):
+    threads = (1 + MULTIPLIERS) * WARPGROUP
+
+    @cute.jit
+    def scales_at(
+        self,
+        a_scale: cute.Pointer,
+        b_scale: cute.Pointer,
+        a_scale_row: Int64,
+        b_scale_group: Int64,
+        b_scale_column: Int64,
+        row: Int32,
+        end: Int32,
+        column: Int32,
+        columns: Int32,
+        group: Int32,
+    ) -> tuple[cute.Pointer, cute.Pointer, cute.Pointer]:
+        """Where the scales of a thread's two rows, which are 8 apart, and of the weight begin.
+
+        Rows behind the last token, and columns behind the last, are not stored: they have the
+        scales of the last ones.
+        """
+        upper, lower = cutlass.min(row, end - 1), cutlass.min(row + 8, end - 1)
+        block = cutlass.min(column, columns - 1) // BLOCK
+        of_columns = Int64(group) * b_scale_group + Int64(block) * b_scale_column
+        return (
+            a_scale + Int64(upper) * a_scale_row,
+            a_scale + Int64(lower) * a_scale_row,
+            b_scale + of_columns,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        a_map: cute.CopyAtom,
+        b_map: cute.CopyAtom,
+        m_indptr: cute.Pointer,  # [groups + 1]
+        a_scale: cute.Pointer,
+        b_scale: cute.Pointer,
+        out: cute.Pointer,  # [tokens, columns]
+        a_scale_row: Int64,
+        a_scale_depth: Int64,
+        b_scale_group: Int64,
+        b_scale_column: Int64,
+        b_scale_depth: Int64,
+        out_stride: Int64,
+        tokens: Int32,
+        columns: Int32,
+        blocks: Int32,  # of the depth
+        groups: Int32,
+        stages: cute.ComposedLayout,
+    ) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = Int32(0)
+        if cutlass.const_expr(self.cluster > 1):
+            rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        pairs = (columns + (BLOCK * self.cluster - 1)) // (BLOCK * self.cluster)
+
+        smem = cutlass.memory.SmemAllocator()
+        full = smem.allocate_array(Int64, self.stages, byte_alignment=8)
+        empty = smem.allocate_array(Int64, self.stages, byte_alignment=8)
+        a_stages = smem.allocate_tensor(
+            CODES, stages.outer, byte_alignment=1024, swizzle=stages.inner
+        )
+        b_stages = smem.allocate_tensor(
+            CODES, stages.outer, byte_alignment=1024, swizzle=stages.inner
+        )
+        if thread == 0:
+            for stage in cutlass.range_constexpr(self.stages):
+                cute.arch.mbarrier_init(full + stage, 1)
+                # Each warp that multiplies, of all CTAs that a copy writes to.
+                cute.arch.mbarrier_init(empty + stage, 4 * MULTIPLIERS * self.cluster)
+        cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(self.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+
+        group, first, begin, end, tiles = Int32(0), Int32(0), Int32(0), Int32(0), Int32(1)
+        stage, phase = Int32(0), Int32(0)
+        tile = cta // self.cluster
+        step = ctas // self.cluster
+
+        if warp < 4:
+            cute.arch.setmaxregister_decrease(COPY_REGISTERS)
+            if warp == 0:
+                self.copy_tiles(
+                    *(a_map, b_map, m_indptr, full, empty, a_stages, b_stages),
+                    *(tile, step, rank, tokens, columns, blocks, groups),
+                )
+        else:
+            cute.arch.setmaxregister_increase(MULTIPLY_REGISTERS)
+            member = thread - WARPGROUP  # of those that multiply
+            lane = thread % 32
+            op = warpgroup.MmaF8Op(
+                *(CODES, CODES, Float32, (64, BLOCK, INSTRUCTION)),
+                warpgroup.OperandSource.SMEM,
+                *(warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.K),
+            )
+            tiled_mma = cute.make_tiled_mma(op, (MULTIPLIERS, 1, 1))
+            part = tiled_mma.get_slice(member // WARPGROUP * WARPGROUP)
+            a_parts = tiled_mma.make_fragment_A(part.partition_A(a_stages))
+            b_parts = tiled_mma.make_fragment_B(part.partition_B(b_stages))
+            shape = tiled_mma.partition_shape_C((BLOCK, BLOCK))
+            product = cute.make_rmem_tensor(shape, Float32)
+            total = cute.make_rmem_tensor(shape, Float32)
+            scales = cute.make_rmem_tensor(2, Float32)  # of two rows, times that of the weight
+            ahead = cute.make_rmem_tensor(3, Float32)  # of the next block: two rows, the weight
+            # The rows of a thread are 8 apart, see the layout of wgmma's accumulator.
+            row_of_thread = member // 32 * 16 + lane // 4
+
+            group, first, begin, end, tiles = self.find(
+                m_indptr, tile, group, first, tokens, pairs, groups
+            )
+            row, column = Int32(0), Int32(0)
+            a_upper, a_lower, of_columns = a_scale, a_scale, b_scale
+            if group < groups:
+                row, column = self.place(tile - first, begin, tiles, rank)
+                row += row_of_thread
+                a_upper, a_lower, of_columns = self.scales_at(
+                    *(a_scale, b_scale, a_scale_row, b_scale_group, b_scale_column),
+                    *(row, end, column, columns, group),
+                )
+                ahead[0] = cute.make_tensor(a_upper, 1)[0]
+                ahead[1] = cute.make_tensor(a_lower, 1)[0]
+                ahead[2] = cute.make_tensor(of_columns, 1)[0]
+            while group < groups:
+                total.fill(0.0)
+                for block in cutlass.range(0, blocks, unroll=1):
+                    scales[0] = ahead[0] * ahead[2]
+                    scales[1] = ahead[1] * ahead[2]
+                    cute.arch.mbarrier_wait(full + stage, phase)
+                    warpgroup.fence()
+                    for k in cutlass.range_constexpr(BLOCK // INSTRUCTION):
+                        tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0)
+                        at = (None, None, k, stage)
+                        cute.gemm(tiled_mma, product, a_parts[at], b_parts[at], product)
+                    warpgroup.commit_group()
+                    if block + 1 < blocks:
+                        along_a = Int64(block + 1) * a_scale_depth
+                        along_b = Int64(block + 1) * b_scale_depth
+                        ahead[0] = cute.make_tensor(a_upper + along_a, 1)[0]
+                        ahead[1] = cute.make_tensor(a_lower + along_a, 1)[0]
+                        ahead[2] = cute.make_tensor(of_columns + along_b, 1)[0]
+                    warpgroup.wait_group(0)
+                    # Every warp says for itself, to each CTA that copies to this one, that it has
+                    # read the stage.
+                    if lane < self.cluster:
+                        if cutlass.const_expr(self.cluster > 1):
+                            cute.arch.mbarrier_arrive(empty + stage, lane)
+                        else:
+                            cute.arch.mbarrier_arrive(empty + stage)
+                    for i in cutlass.range_constexpr(cute.size(shape)):
+                        total[i] = fma(scales[i // 2 % 2], product[i], total[i])
+                    stage += 1
+                    if stage == self.stages:
+                        stage = Int32(0)
+                        phase ^= 1
+                # The first scales of the next tile are on their way while this one is stored.
+                done_row, done_column, done_end = row, column, end
+                tile += step
+                group, first, begin, end, tiles = self.find(
+                    m_indptr, tile, group, first, tokens, pairs, groups
+                )
+                if group < groups:
+                    row, column = self.place(tile - first, begin, tiles, rank)
+                    row += row_of_thread
+                    a_upper, a_lower, of_columns = self.scales_at(
+                        *(a_scale, b_scale, a_scale_row, b_scale_group, b_scale_column),
+                        *(row, end, column, columns, group),
+                    )
+                    ahead[0] = cute.make_tensor(a_upper, 1)[0]
+                    ahead[1] = cute.make_tensor(a_lower, 1)[0]
+                    ahead[2] = cute.make_tensor(of_columns, 1)[0]
+                self.store(total, out, out_stride, done_row, done_column, done_end, columns, lane)
+        if cutlass.const_expr(self.cluster > 1):
+            # Shared memory of a CTA must stay until the others have written there.
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def store(
+        self,
+        total: cute.Tensor,
+        out: cute.Pointer,
+        out_stride: Int64,
+        row: Int32,
+        column: Int32,
+        end: Int32,
+        columns: Int32,
+        lane: Int32,
+    ) -> None:
+        """Round the sums of a thread and store those that exist.
+
+        The accumulator of wgmma gives each of four neighbouring threads two of eight columns. They
+        exchange four times eight, so that each stores eight columns, 16 bytes, of its own.
+        """
+        quarter = lane % 4
+        words = cute.make_rmem_tensor(4, Uint32)
+        for half in cutlass.range_constexpr(2):  # of the rows
+            for part in cutlass.range_constexpr(BLOCK // 32):  # of the columns
+                for i in cutlass.range_constexpr(4):
+                    two = cute.make_rmem_tensor(2, self.dtype)
+                    at = 4 * (4 * part + i) + 2 * half
+                    two[0] = total[at].to(self.dtype)
+                    two[1] = total[at + 1].to(self.dtype)
+                    words[i] = cute.recast_tensor(two, Uint32)[0]
+                for step in cutlass.range_constexpr(2):
+                    bit = 1 << step
+                    is_odd = quarter & bit != 0
+                    for i in cutlass.range_constexpr(4):
+                        if cutlass.const_expr(i & bit == 0):
+                            low, high = words[i], words[i + bit]
+                            sent = high
+                            if is_odd:
+                                sent = low
+                            got = cute.arch.shuffle_sync_bfly(sent, bit)
+                            if is_odd:
+                                words[i] = got
+                            else:
+                                words[i + bit] = got
+                to = column + 32 * part + 8 * quarter
+                exists = row + 8 * half < end and to < columns
+                if exists:
+                    place = Int64(row + 8 * half) * out_stride + to
+                    target = cute.make_tensor(out + cute.assume(place, divby=8), 8)
+                    cute.autovec_copy(words, cute.recast_tensor(target, Uint32))
