@@ -90,6 +90,7 @@ from precast._ops.gemm.fp8_grouped import (
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
 from precast._ops.gemm.mm_bf16 import bmm_bf16 as bmm_bf16
 from precast._ops.gemm.mm_bf16 import mm_bf16 as mm_bf16
+from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4 as grouped_mm_mxfp4
 from precast._ops.gemm.router import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
 from precast._ops.gemm.router import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from precast._ops.gemm.scaled_mm import bmm_fp8 as bmm_fp8
@@ -117,6 +118,12 @@ from precast._ops.moe.cutlass_fused_moe import (
 )
 from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
 from precast._ops.moe.hash_topk import hash_topk as hash_topk
+from precast._ops.moe.mixed_gemm import (
+    interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm,
+)
+from precast._ops.moe.mixed_gemm import (
+    interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm,
+)
 from precast._ops.moe.moe_activation import moe_activation as moe_activation
 from precast._ops.moe.moe_finalize import moe_finalize as moe_finalize
 from precast._ops.moe.moe_permute import moe_permute as moe_permute

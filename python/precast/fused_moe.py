@@ -18,6 +18,10 @@ from precast._ops.moe.fused_topk_deepseek import (
     fused_topk_deepseek_reference,
 )
 from precast._ops.moe.hash_topk import hash_topk, hash_topk_reference
+from precast._ops.moe.mixed_gemm import (
+    interleave_moe_scales_for_sm90_mixed_gemm,
+    interleave_moe_weights_for_sm90_mixed_gemm,
+)
 from precast._ops.moe.moe_activation import moe_activation
 from precast._ops.moe.moe_finalize import moe_finalize, moe_finalize_reference
 from precast._ops.moe.moe_permute import (
@@ -36,6 +40,8 @@ __all__ = [
     "fused_topk_deepseek_reference",
     "hash_topk",
     "hash_topk_reference",
+    "interleave_moe_scales_for_sm90_mixed_gemm",
+    "interleave_moe_weights_for_sm90_mixed_gemm",
     "moe_activation",
     "moe_activation_reference",
     "moe_finalize",

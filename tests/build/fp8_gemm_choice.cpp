@@ -6,13 +6,15 @@
 // - the choice is legal, is that of the fewest expected clocks, and is always the same
 // - more tokens are never expected to take less time
 //
-// Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices. With a third argument it
-// prints instead, for each problem of FP8, its numbers and each legal choice with its clocks.
+// Usage: fp8_gemm_choice <problems> <seed>; prints the numbers of choices. With a third argument,
+// what the operands are, it prints instead, for each problem, its numbers and each legal choice
+// with its clocks.
 #include "precast/gemm/sm90/gemm16_choose.cuh"
 #include "precast/gemm/sm90/scaled_choose.cuh"
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <vector>
@@ -74,17 +76,22 @@ static std::function<int(int)> numbers_of(unsigned seed) {
   };
 }
 
-static void print_clocks(const Fp8GemmProblem& problem) {
-  std::printf("%d %d %d %d %d %d: %d", static_cast<int>(problem.kind), problem.groups,
-              problem.tokens, problem.columns, problem.depth, problem.sms,
-              choose_sm90_gemm<Fp8GemmChoice>(problem).number());
-  for (int number = 0; number < Fp8GemmChoice::kChoices; ++number) {
-    const Fp8GemmChoice choice = Fp8GemmChoice::of(number);
-    if (is_legal(choice, problem.kind)) {
-      std::printf(" %d=%.17g", number, sm90_gemm_clocks(choice, problem));
+template <typename Choice>
+static void print_clocks(int problems, unsigned seed) {
+  const auto below = numbers_of(seed);
+  for (int i = 0; i < problems; ++i) {
+    const Fp8GemmProblem problem = random_problem(below);
+    std::printf("%d %d %d %d %d %d: %d", static_cast<int>(problem.kind), problem.groups,
+                problem.tokens, problem.columns, problem.depth, problem.sms,
+                choose_sm90_gemm<Choice>(problem).number());
+    for (int number = 0; number < Choice::kChoices; ++number) {
+      const Choice choice = Choice::of(number);
+      if (is_legal(choice, problem.kind)) {
+        std::printf(" %d=%.17g", number, sm90_gemm_clocks(choice, problem));
+      }
     }
+    std::printf("\n");
   }
-  std::printf("\n");
 }
 
 // What the scales of blocks need of the tiles.
@@ -133,8 +140,10 @@ int main(int argc, char** argv) {
   const int problems = argc > 1 ? std::atoi(argv[1]) : 100;
   const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1u;
   if (argc > 3) {
-    const auto below = numbers_of(seed);
-    for (int i = 0; i < problems; ++i) print_clocks(random_problem(below));
+    const auto print = std::strcmp(argv[3], "bf16") == 0      ? print_clocks<Gemm16Choice>
+                       : std::strcmp(argv[3], "fp8_row") == 0 ? print_clocks<ScaledGemmChoice>
+                                                              : print_clocks<Fp8GemmChoice>;
+    print(problems, seed);
     return 0;
   }
   check_scales();

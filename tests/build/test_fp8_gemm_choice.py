@@ -27,20 +27,27 @@ def test_random_problems(tmp_path: Path) -> None:
     assert run([compiled(tmp_path, SOURCE, *SANITIZED), PROBLEMS, seed]).startswith(
         f"{_fp8.CHOICES} and {_plain.CHOICES} choices"
     )
-    assert (len(gemm_model.CHOICES), len(gemm_model.CLUSTERS)) == (_fp8.CHOICES, _fp8.CLUSTERS)
+    numbers = {operands: len(gemm_model.choices(operands)) for operands in gemm_model.FAMILIES}
+    assert numbers == {
+        "fp8_block": _fp8.CHOICES,
+        "fp8_row": _plain.CHOICES,
+        "bf16": _plain.CHOICES,
+    }
+    assert len(gemm_model.CLUSTERS) == _fp8.CLUSTERS == _plain.CLUSTERS
 
 
-def test_python_expects_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operands", gemm_model.FAMILIES)
+def test_python_expects_the_same(operands: str, tmp_path: Path) -> None:
     """Of all choices the same clocks, and so the same one first."""
     program = compiled(tmp_path, SOURCE)
-    kinds = [*gemm_model.KINDS]  # In the order of TokenGroups.
-    lines = run([program, 300, 11, "print"]).splitlines()
+    kinds = ["plain", "masked", "ranges", "contiguous"]  # In the order of TokenGroups.
+    lines = run([program, 300, 11, operands]).splitlines()
     for line in lines:
         shape, _, rest = line.partition(":")
         kind, *sizes = map(int, shape.split())
         chosen, *clocks = rest.split()
         problem = gemm_model.Problem(kinds[kind], *sizes)
-        got = {str(c.number): e.clocks for c, e in gemm_model.ranking(problem)}
+        got = {str(c.number): e.clocks for c, e in gemm_model.ranking(problem, operands)}
         want = {number: float(x) for number, _, x in (word.partition("=") for word in clocks)}
         assert got == pytest.approx(want, rel=1e-12, abs=0)
         assert next(iter(got)) == chosen

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from precast._ops.gemm import _tuning
+from precast._plan.gemm_model import FAMILIES, Choice, ranking
+from precast._plan.gemm_table import Shape
 from precast._plan.installed import plan
 
 
@@ -59,15 +62,41 @@ def test_install_chooses_the_target_of_every_gpu() -> None:
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs compute capability 9.0",
 )
+@pytest.mark.parametrize("operands", FAMILIES)
 def test_tune_writes_a_table_that_explain_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    operands: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes, table = tmp_path / "shapes", tmp_path / "table.json"
-    shapes.write_text("m=16 n=256 k=512\n")
+    word = f"operands={operands}"
+    shapes.write_text(f"m=16 n=256 k=512 {word}\n")
     (row,) = _json("tune", "gemm", "--shapes", str(shapes), "--out", str(table))["choices"]
     assert (row["m"], row["n"], row["k"]) == (16, 256, 512)
     assert 0 < row["us"] <= row["model_us"]
     monkeypatch.setenv("PRECAST_GEMM_TABLE", str(table))
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    (product,) = _json("explain", "gemm", "m=16", "n=256", "k=512", f"sms={sms}")["products"]
+    words = "m=16", "n=256", "k=512", word, f"sms={sms}"
+    (product,) = _json("explain", "gemm", *words)["products"]
     assert (product["source"], product["choice"]) == ("table", row["choice"])
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs compute capability 9.0",
+)
+@pytest.mark.parametrize(
+    ("operands", "kind"),
+    [(operands, kind) for operands, family in FAMILIES.items() for kind in family.kinds],
+)
+def test_every_product_that_is_tuned_takes_its_choice(operands: str, kind: str) -> None:
+    """Two choices give the same product, and a third one, which does not exist, is refused."""
+    shape = Shape(kind, 1 if kind == "plain" else 2, 128, 256, 512, operands)
+    given = _tuning.arguments(shape, torch.device("cuda"))
+    results = []
+    for choice in [c for c, _ in ranking(shape.problem(132), operands)][:2]:
+        given[-1].fill_(float("nan"))
+        _tuning.call(shape, choice)(*given)
+        results.append(given[-1].clone())
+    assert results[0].isfinite().all()
+    torch.testing.assert_close(*results, rtol=2.0**-7, atol=1e-2)
+    with pytest.raises(ValueError, match="must be -1 or"):
+        _tuning.call(shape, Choice(10**6, operands))(*given)

@@ -163,8 +163,8 @@ GEMM_TABLE = EnvVar(
     "PRECAST_GEMM_TABLE",
     "",
     _text,
-    "A file of `precast tune gemm`: the tiles that block-scaled products on Hopper take for its "
-    "shapes. Give every rank the same file.",
+    "A file of `precast tune gemm`: the tiles that products on Hopper take for its shapes. Give "
+    "every rank the same file.",
 )
 PROFILE = EnvVar("PRECAST_PROFILE", "core", _text, "The profile that a provider is built from.")
 CUDA_MAJOR = EnvVar(

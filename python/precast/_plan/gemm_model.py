@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tile the block-scaled GEMM for sm_90a takes, and why: what a launch computes in C++.
+"""Which tile a GEMM for sm_90a takes, and why: what a launch computes in C++.
 
 ``include/precast/gemm/sm90/choose.cuh`` decides at each call; this module says the same without a
 GPU or a module, for ``precast explain``, and gives the choices the names that tuning tables have. A
@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from precast._plan.gemm_costs import costs
 
-#: How tokens belong to groups, and the function whose calls are meant, in the order of
-#: ``TokenGroups``.
-KINDS = {
-    "plain": "gemm_fp8_nt_groupwise",
-    "masked": "batch_deepgemm_fp8_nt_groupwise",
-    "ranges": "group_gemm_fp8_nt_groupwise",
-    "contiguous": "group_deepgemm_fp8_nt_groupwise",
-}
 #: The clock at which costs are counted, and the multiprocessors of an H200.
 CLOCK_GHZ, SMS = 1.755, 132
-_BLOCK = 128
 
 
 class Tile(NamedTuple):
@@ -33,6 +25,8 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     swapped: bool = False
+    #: That fit on an SM; 0: as ``usual_ctas`` says.
+    ctas: int = 0
 
     @property
     def tokens(self) -> int:
@@ -43,8 +37,18 @@ class Tile(NamedTuple):
         return self.rows if self.swapped else self.columns
 
     @property
-    def ctas_per_sm(self) -> int:
+    def usual_ctas(self) -> int:
         return 2 if self.swapped and self.columns <= (128 if self.rows == 64 else 32) else 1
+
+    @property
+    def ctas_per_sm(self) -> int:
+        return self.ctas or self.usual_ctas
+
+    @property
+    def name(self) -> str:
+        """Tokens and columns of the weight, and CTAs of an SM if they are not the usual ones."""
+        ctas = f"@{self.ctas}" if self.ctas_per_sm != self.usual_ctas else ""
+        return f"{self.tokens}x{self.weights}{'swapped' if self.swapped else ''}{ctas}"
 
 
 class Cluster(NamedTuple):
@@ -54,19 +58,83 @@ class Cluster(NamedTuple):
     ctas: int
 
 
-#: ``kFp8Tiles`` and ``kSm90Clusters``.
-TILES = (
-    *(Tile(128, columns) for columns in (192, 160, 128, 96, 64)),
-    *(Tile(128, columns, True) for columns in (64, 32, 16)),
-    *(Tile(64, columns, True) for columns in (128, 64, 32, 16)),
-    Tile(256, 128),
-)
+#: ``kSm90Clusters``.
 CLUSTERS = (
     Cluster("none", 1),
     Cluster("shares_a", 2),
     Cluster("shares_b", 2),
     *(Cluster("splits_k", ctas) for ctas in (2, 4, 8)),
 )
+
+
+class Family(NamedTuple):
+    """The GEMMs of one op: their tiles, and what their model counts."""
+
+    op: str
+    element_bytes: int
+    tiles: tuple[Tile, ...]
+    #: The functions that take them, by how tokens belong to groups; the first one is meant.
+    functions: Mapping[str, tuple[str, ...]]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self.functions)
+
+
+#: By what the operands are: the lists of tiles in ``choose.cuh`` and beside it.
+FAMILIES = {
+    "fp8_block": Family(
+        "fp8_gemm_sm90",
+        1,
+        (
+            *(Tile(128, columns) for columns in (192, 160, 128, 96, 64)),
+            *(Tile(128, columns, True) for columns in (64, 32, 16)),
+            *(Tile(64, columns, True) for columns in (128, 64, 32, 16)),
+            Tile(256, 128),
+        ),
+        {
+            "plain": ("gemm_fp8_nt_groupwise",),
+            "masked": ("batch_deepgemm_fp8_nt_groupwise",),
+            "ranges": ("group_gemm_fp8_nt_groupwise",),
+            "contiguous": ("group_deepgemm_fp8_nt_groupwise",),
+        },
+    ),
+    "fp8_row": Family(
+        "scaled_gemm_sm90",
+        1,
+        (
+            *(Tile(128, columns) for columns in (192, 128, 64)),
+            Tile(128, 64, True, 1),
+            Tile(256, 128),
+            *(Tile(64, columns, True, 2) for columns in (64, 32, 16)),
+            Tile(64, 16, True, 3),
+            Tile(64, 64, True, 3),
+        ),
+        {
+            "plain": ("scaled_mm", "mm_fp8"),
+            "batched": ("bmm_fp8",),
+            "ranges": ("grouped_mm_fp8",),
+        },
+    ),
+    "bf16": Family(
+        "gemm_sm90",
+        2,
+        (
+            *(Tile(128, columns) for columns in (256, 192, 128)),
+            Tile(128, 64, True, 1),
+            *(Tile(64, columns, True, 2) for columns in (128, 64, 32, 16)),
+            Tile(64, 16, True, 3),
+            Tile(64, 64, True, 3),
+        ),
+        {
+            "plain": ("mm_bf16",),
+            "batched": ("bmm_bf16",),
+            "ranges": ("grouped_mm_bf16",),
+        },
+    ),
+}
+#: The operands that are meant where nothing else is said.
+OPERANDS = "fp8_block"
 
 
 class Problem(NamedTuple):
@@ -118,10 +186,15 @@ class Choice(NamedTuple):
     """A tile and a kind of cluster, by the number that launches take."""
 
     number: int
+    operands: str = OPERANDS
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.operands]
 
     @property
     def tile(self) -> Tile:
-        return TILES[self.number // len(CLUSTERS)]
+        return self.family.tiles[self.number // len(CLUSTERS)]
 
     @property
     def cluster(self) -> Cluster:
@@ -130,23 +203,23 @@ class Choice(NamedTuple):
     @property
     def name(self) -> str:
         """Tokens and columns of a tile, and the cluster: ``128x192``, ``256x128+shares_a``."""
-        swapped = "swapped" if self.tile.swapped else ""
         use, ctas = self.cluster
         cluster = "" if use == "none" else f"+{use}" + (f"{ctas}" if use == "splits_k" else "")
-        return f"{self.tile.tokens}x{self.tile.weights}{swapped}{cluster}"
+        return self.tile.name + cluster
 
     def is_legal(self, kind: str) -> bool:
         """``is_legal()`` in C++, where the reasons are."""
-        if kind == "contiguous" and self.tile.tokens > _BLOCK:
+        if kind == "contiguous" and self.tile.tokens > 128:
             return False
         use = self.cluster.use
         return (use != "shares_b" or kind != "contiguous") and (
-            use != "splits_k" or kind == "plain"
+            use != "splits_k" or kind in ("plain", "batched")
         )
 
     def estimate(self, problem: Problem) -> Estimate:
         """``sm90_gemm_clocks()`` in C++, where each step is explained."""
-        cost, tile, (use, ctas_of_cluster) = _costs(), self.tile, self.cluster
+        family = self.family
+        cost, tile, (use, ctas_of_cluster) = costs_of(family.op), self.tile, self.cluster
         shares, parts = use in ("shares_a", "shares_b"), ctas_of_cluster if use == "splits_k" else 1
         down, right = (2 if use == "shares_b" else 1), (2 if use == "shares_a" else 1)
         units = _ceil(problem.tokens, tile.tokens * down)
@@ -169,33 +242,39 @@ class Choice(NamedTuple):
             block *= 1 + cost["share"][0]
 
         depth, tokens, columns = float(problem.depth), problem.tokens, problem.columns
-        moved = depth * tokens + depth * columns + 2.0 * tokens * columns
+        moved = family.element_bytes * depth * (float(tokens) + columns) + 2.0 * tokens * columns
         missing = 1 - min(1.0, ctas / (problem.sms * tile.ctas_per_sm))
         read = problem.groups * moved / cost["dram_bytes"][0] * (1 + cost["missing"][0] * missing)
         of_tile = cost["tile"][number]
         if parts > 1:
             split = cost["split"][{2: 0, 4: 1}.get(parts, 2)]
             of_tile += split + cost["split_byte"][0] * 4.0 * tile.rows * tile.columns
-        blocks = _ceil(_ceil(problem.depth, _BLOCK), parts)
+        blocks = _ceil(_ceil(problem.depth, 128 // family.element_bytes), parts)
         clocks = cost["start"][0] + _together(waves * blocks * block, read) + waves * of_tile
         return Estimate(
             *(clocks, waves, blocks, consumer, busy * multiply, busy * copy, read, waves * of_tile)
         )
 
 
-CHOICES = tuple(map(Choice, range(len(TILES) * len(CLUSTERS))))
-BY_NAME = {choice.name: choice for choice in CHOICES}
-
-
-def ranking(problem: Problem) -> list[tuple[Choice, Estimate]]:
-    """The legal choices, the fastest first: a launch takes the first one."""
-    rows = [(c, c.estimate(problem)) for c in CHOICES if c.is_legal(problem.kind)]
-    return sorted(rows, key=lambda row: row[1].clocks)
+def choices(operands: str = OPERANDS) -> tuple[Choice, ...]:
+    """All choices of a family, by their numbers."""
+    count = len(FAMILIES[operands].tiles) * len(CLUSTERS)
+    return tuple(Choice(number, operands) for number in range(count))
 
 
 @functools.cache
-def _costs() -> dict[str, list[float]]:
-    return costs("fp8_gemm_sm90")
+def by_name(operands: str = OPERANDS) -> Mapping[str, Choice]:
+    """The choices of a family by their names."""
+    return {choice.name: choice for choice in choices(operands)}
+
+
+def ranking(problem: Problem, operands: str = OPERANDS) -> list[tuple[Choice, Estimate]]:
+    """The legal choices, the fastest first: a launch takes the first one."""
+    rows = [(c, c.estimate(problem)) for c in choices(operands) if c.is_legal(problem.kind)]
+    return sorted(rows, key=lambda row: row[1].clocks)
+
+
+costs_of = functools.cache(costs)
 
 
 def _ceil(x: int, y: int) -> int:

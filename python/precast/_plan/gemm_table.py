@@ -2,7 +2,8 @@
 """Tables of measured choices, which `precast tune gemm` writes and PRECAST_GEMM_TABLE names.
 
 A table is JSON: ``schema``, ``op``, the GPU it was measured on as ``gpu`` and ``sms``, and a list
-``choices`` of ``kind``, ``groups``, ``m``, ``n``, ``k``, the ``choice`` by its name and its ``us``.
+``choices`` of ``kind``, ``groups``, ``m``, ``n``, ``k``, ``operands``, the ``choice`` by its name
+and its ``us``.
 It counts for GPUs with as many multiprocessors.
 """
 
@@ -17,9 +18,9 @@ from typing import Any, NamedTuple
 
 from precast._base.env import GEMM_TABLE
 from precast._base.errors import EnvironmentVariableError
-from precast._plan.gemm_model import BY_NAME, KINDS, Choice, Problem
+from precast._plan.gemm_model import FAMILIES, OPERANDS, Choice, Problem, by_name
 
-SCHEMA, OP = 1, "fp8_gemm_sm90"
+SCHEMA, OP = 2, "gemm"
 _FIX = "Fix: write it again with `precast tune gemm`, or unset PRECAST_GEMM_TABLE"
 
 
@@ -31,10 +32,12 @@ class Shape(NamedTuple):
     m: int
     n: int
     k: int
+    operands: str = OPERANDS
 
     def __str__(self) -> str:
         groups = "" if self.kind == "plain" else f" groups={self.groups} kind={self.kind}"
-        return f"m={self.m} n={self.n} k={self.k}{groups}"
+        operands = "" if self.operands == OPERANDS else f" operands={self.operands}"
+        return f"m={self.m} n={self.n} k={self.k}{groups}{operands}"
 
     def problem(self, sms: int) -> Problem:
         """What the model gets: it does not count the weights of contiguous groups."""
@@ -96,12 +99,17 @@ def _read(name: str) -> Table:
 def _row(name: str, number: int, row: Any) -> tuple[Shape, Choice]:
     given = row if isinstance(row, dict) else {}
     shape = Shape(*(given.get(key) for key in Shape._fields))  # type: ignore[arg-type]
-    if shape.kind not in KINDS or not all(map(_is_count, shape[1:])):
-        legal = f"kind ({', '.join(KINDS)}) and positive integers groups, m, n and k"
+    family = FAMILIES.get(shape.operands) if isinstance(shape.operands, str) else None
+    if family is None:
+        legal = f"operands ({', '.join(FAMILIES)})"
         raise _wrong(name, f"choices[{number}] must have {legal}, got {row!r}")
-    choice = BY_NAME.get(str(given.get("choice")))
+    if shape.kind not in family.kinds or not all(map(_is_count, shape[1:5])):
+        legal = f"kind ({', '.join(family.kinds)}) and positive integers groups, m, n and k"
+        raise _wrong(name, f"choices[{number}] must have {legal}, got {row!r}")
+    known = by_name(shape.operands)
+    choice = known.get(str(given.get("choice")))
     if choice is None or not choice.is_legal(shape.kind):
-        legal = ", ".join(c.name for c in BY_NAME.values() if c.is_legal(shape.kind))
+        legal = ", ".join(c.name for c in known.values() if c.is_legal(shape.kind))
         raise _wrong(
             name, f"choices[{number}]: choice {given.get('choice')!r} is unknown; legal: {legal}"
         )

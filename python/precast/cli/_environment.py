@@ -304,7 +304,7 @@ def jit() -> dict[str, Any]:
 
 
 def gemm_table() -> dict[str, Any]:
-    """The tuning table of block-scaled products, if one is in use."""
+    """The tuning table of products, if one is in use."""
     from precast._base.errors import EnvironmentVariableError
     from precast._plan import gemm_table
 

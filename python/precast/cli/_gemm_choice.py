@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explain which tile a block-scaled product takes on Hopper: ``precast explain gemm m=.. n=..``."""
+"""Explain which tile a product takes on Hopper: ``precast explain gemm m=.. n=.. k=..``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from precast.cli import _gemm_shapes, _output
 from precast.cli._output import UsageError
 
 JSON = {
-    "products": "of gemm with m, n and k, in the place of modules: kind, groups, m, n, k and sms, "
-    "the choice, whether it is that of the table or of the model as source, and the ranking: name, "
-    "us, waves, blocks and limit of the choices that the model expects to be the fastest",
+    "products": "of gemm with m, n and k, in the place of modules: kind, groups, m, n, k, operands "
+    "and sms, the choice, whether it is that of the table or of the model as source, and the "
+    "ranking: name, us, waves, blocks and limit of the choices that the model expects to be the "
+    "fastest",
     "table": "of gemm with m, n and k: the table of PRECAST_GEMM_TABLE, or null",
 }
 #: Choices that are shown.
@@ -56,7 +57,7 @@ def _without_sms(words: Sequence[str]) -> tuple[int, list[str]]:
 def _product(shape: Any, sms: int, table: Any) -> dict[str, Any]:
     from precast._plan import gemm_model
 
-    ranking = gemm_model.ranking(shape.problem(sms))
+    ranking = gemm_model.ranking(shape.problem(sms), shape.operands)
     tuned = None if table is None or table.sms != sms else table.choices.get(shape)
     rows = [
         {
@@ -78,16 +79,18 @@ def _product(shape: Any, sms: int, table: Any) -> dict[str, Any]:
 
 
 def _print(product: dict[str, Any]) -> None:
-    from precast._plan.gemm_model import CLOCK_GHZ, KINDS
+    from precast._plan.gemm_model import CLOCK_GHZ, FAMILIES
 
     sizes = " ".join(f"{key}={product[key]}" for key in ("m", "n", "k", "groups"))
-    _output.print_heading(f"{KINDS[product['kind']]} {sizes} on {product['sms']} multiprocessors")
+    family = FAMILIES[product["operands"]]
+    function = " and ".join(family.functions[product["kind"]])
+    _output.print_heading(f"{function} {sizes} on {product['sms']} multiprocessors")
     _output.print_table(
         [
             (r["name"], f"{r['us']:.2f}", r["waves"], r["blocks"], r["limit"])
             for r in product["ranking"]
         ],
-        ("tile", "expected us", "waves", "blocks of 128", "limit"),
+        ("tile", "expected us", "waves", f"blocks of {128 // family.element_bytes}", "limit"),
     )
     of = "PRECAST_GEMM_TABLE" if product["source"] == "table" else "the model"
     print(f"Result: {product['choice']}, the choice of {of}")

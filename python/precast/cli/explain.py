@@ -11,9 +11,10 @@ explained. Arguments of FlashInfer stand for the axes that they decide: q_data_t
 out_dtype, head_dim, and dtype for every element type. Exits with 1 if there is no kernel and none
 can be compiled.
 
-With m, n and k, and perhaps groups, kind and sms (the multiprocessors, 132), gemm means the tile
-that a product of e4m3 matrices with scales of blocks takes on Hopper, the time that its model
-expects, and the next best ones.
+With m, n and k, and perhaps groups, kind, operands and sms (the multiprocessors, 132), gemm means
+the tile that a product takes on Hopper, the time that its model expects, and the next best ones.
+Operands are fp8_block, e4m3 with scales of blocks, unless they are fp8_row, e4m3 with scales of
+rows, or bf16.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@
 
 Each line of the file has sizes such as `m=1,16,64 n=7168 k=2048`, and for grouped products
 `groups=8 kind=masked` as well (or kind=contiguous, kind=ranges): m are then the tokens of a group
-that a call expects, and of all groups where they are contiguous. The products are those of e4m3
-matrices with scales of blocks on Hopper. A call whose shape the table has takes the table's choice,
-any other one that of the model; `precast explain gemm` shows both. Give every rank the same file,
-or ranks may differ in the last bits.
+that a call expects, and of all groups where they are contiguous. The products are those on Hopper
+of e4m3 matrices with scales of blocks; with `operands=fp8_row`, of e4m3 with scales of rows, and
+with `operands=bf16`, of bfloat16, whose kinds are ranges and batched. A call whose shape the table
+has takes the table's choice, any other one that of the model; `precast explain gemm` shows both.
+Give every rank the same file, or ranks may differ in the last bits.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ JSON = {
     "table": "the file that was written, as a full path",
     "gpu": "the name of the GPU",
     "sms": "its multiprocessors",
-    "choices": "kind, groups, m, n and k of each shape, the choice and its us, the model's choice "
-    "as model and its us as model_us",
+    "choices": "kind, groups, m, n, k and operands of each shape, the choice and its us, the "
+    "model's choice as model and its us as model_us",
 }
 #: Choices that the model expects to take more than so many times the best one are not measured,
 #: and one that is measured must be faster than the model's by so much to take its place.
@@ -103,7 +104,7 @@ def candidates(shape: Shape, sms: int) -> list[Choice]:
     """What is worth measuring, the choice of the model first."""
     from precast._plan import gemm_model
 
-    ranked = gemm_model.ranking(shape.problem(sms))
+    ranked = gemm_model.ranking(shape.problem(sms), shape.operands)
     best = ranked[0][1].clocks
     return [choice for choice, estimate in ranked if estimate.clocks <= WITHIN * best]
 

@@ -10,6 +10,7 @@ import pytest
 from cli_support import run
 
 from precast._plan import gemm_table
+from precast._plan.gemm_model import FAMILIES
 from precast._plan.gemm_table import Shape
 from precast.cli import _gemm_shapes, tune
 from precast.cli._output import UsageError
@@ -17,12 +18,13 @@ from precast.cli._output import UsageError
 
 def test_a_file_has_shapes_of_all_kinds():
     text = "m=1,64 n=256 k=512  # two\n\nm=16 n=256 k=512 groups=8\nm=1,64 n=256 k=512\n"
-    text += "m=256 n=256 k=512 groups=2 kind=contiguous\n"
+    text += "m=256 n=256 k=512 groups=2 kind=contiguous\nm=1 n=250 k=8 operands=bf16\n"
     assert _gemm_shapes.of_file("shapes", text) == [
         Shape("plain", 1, 1, 256, 512),
         Shape("plain", 1, 64, 256, 512),
         Shape("masked", 8, 16, 256, 512),
         Shape("contiguous", 2, 256, 256, 512),
+        Shape("plain", 1, 1, 250, 8, "bf16"),
     ]
 
 
@@ -38,6 +40,9 @@ def test_a_file_has_shapes_of_all_kinds():
         (f"m={'9' * 5000} n=256 k=512", "legal: positive integers"),
         ("m=1 n=256 k=512 kind=odd", "unknown kind 'odd'; legal: plain, masked"),
         ("m=1 n=256 k=512 kind=plain groups=2", "kind=plain has no groups"),
+        ("m=1 n=256 k=512 operands=e5m2", "unknown operands 'e5m2'; legal: fp8_block, fp8_row"),
+        ("m=1 n=256 k=12 operands=bf16", "k=12: legal: positive multiples of 8"),
+        ("m=1 n=256 k=512 operands=bf16 kind=masked", "legal: plain, batched, ranges"),
     ],
 )
 def test_a_wrong_line_is_named(line, message):
@@ -72,9 +77,12 @@ def test_a_table_needs_a_folder(tmp_path: Path, out: str):
     assert "legal: a file in a folder that exists" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["plain", "masked", "ranges", "contiguous"])
-def test_candidates_begin_with_the_choice_of_the_model(kind):
-    shape = Shape(kind, 1 if kind == "plain" else 8, 128, 4096, 7168)
+@pytest.mark.parametrize(
+    ("operands", "kind"),
+    [(operands, kind) for operands, family in FAMILIES.items() for kind in family.kinds],
+)
+def test_candidates_begin_with_the_choice_of_the_model(operands, kind):
+    shape = Shape(kind, 1 if kind == "plain" else 8, 128, 4096, 7168, operands)
     found = tune.candidates(shape, 132)
     assert len(found) > 3 and all(choice.is_legal(kind) for choice in found)
     explained = run("explain", "gemm", *str(shape).split(), "--json")

@@ -16,8 +16,14 @@ from precast._base.errors import EnvironmentVariableError
 from precast._ops.gemm import _tuned
 from precast._ops.gemm.fp8_gemm import _GEMM, _GEMM_SM90
 from precast._ops.gemm.fp8_grouped import _COUNTED, _INDEXED, _RANGES
+from precast._ops.gemm.grouped_mm import _GROUPED_SM90
+from precast._ops.gemm.mm_bf16 import _BMM_SM90, _MM_BOTH, _MM_SM90
+from precast._ops.gemm.scaled_mm import _BMM_SM90 as _SCALED_BMM_SM90
+from precast._ops.gemm.scaled_mm import _GROUPED_SM90 as _SCALED_GROUPED_SM90
+from precast._ops.gemm.scaled_mm import _MM_SM90 as _FP8_MM_SM90
+from precast._ops.gemm.scaled_mm import _SCALED_MM_SM90
 from precast._plan import gemm_table
-from precast._plan.gemm_model import BY_NAME, CHOICES, Problem, ranking
+from precast._plan.gemm_model import FAMILIES, Problem, by_name, choices, ranking
 from precast._plan.gemm_table import Shape
 
 PLAIN = Shape("plain", 1, 64, 256, 512)
@@ -44,15 +50,17 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_table_is_read_as_it_was_written(table: Any) -> None:
     grouped = Shape("masked", 8, 16, 256, 512)
-    path = table(row(), row(grouped, "256x128+shares_a"))
+    sixteen = PLAIN._replace(operands="bf16")
+    path = table(row(), row(grouped, "256x128+shares_a"), row(sixteen, "16x64swapped@3"))
     found = gemm_table.current()
     assert found is not None
     assert (found.path, found.gpu, found.sms) == (path, "a GPU", 132)
     assert {shape: choice.name for shape, choice in found.choices.items()} == {
         PLAIN: "64x64swapped",
         grouped: "256x128+shares_a",
+        sixteen: "16x64swapped@3",
     }
-    assert f"2 shapes, measured on a GPU with 132 multiprocessors, sha256 {found.digest}" in str(
+    assert f"3 shapes, measured on a GPU with 132 multiprocessors, sha256 {found.digest}" in str(
         found
     )
 
@@ -70,14 +78,17 @@ def test_no_table_is_in_use_without_the_variable(monkeypatch: pytest.MonkeyPatch
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "is not a table of fp8_gemm_sm90 with schema 1"),
-        ('{"schema": 2, "op": "fp8_gemm_sm90"}', "is not a table of fp8_gemm_sm90 with schema 1"),
+        ("[]", "is not a table of gemm with schema 2"),
+        ('{"schema": 1, "op": "fp8_gemm_sm90"}', "is not a table of gemm with schema 2"),
         ({"sms": "132"}, "must have gpu"),
         ({"choices": {}}, "must have gpu"),
-        ({"choices": [1]}, r"choices\[0\] must have kind \(plain, masked"),
+        ({"choices": [1]}, r"choices\[0\] must have operands \(fp8_block, "),
         ({"choices": [row(kind="odd")]}, r"choices\[0\] must have kind \(plain, masked"),
         ({"choices": [row(m=True)]}, r"choices\[0\] must have"),
         ({"choices": [row(k=-1)]}, r"choices\[0\] must have"),
+        ({"choices": [row(operands="e5m2")]}, r"choices\[0\] must have operands \(fp8_block, "),
+        ({"choices": [row(operands=["bf16"])]}, r"choices\[0\] must have operands \(fp8_block, "),
+        ({"choices": [row(operands="bf16", kind="masked")]}, r"kind \(plain, batched, ranges\)"),
         ({"choices": [row(choice="1x1")]}, "choice '1x1' is unknown; legal: 128x192, "),
         (
             {"choices": [row(Shape("contiguous", 2, 256, 256, 512), "256x128")]},
@@ -125,6 +136,33 @@ def calls() -> dict[str, tuple[Any, Shape, tuple[Any, ...]]]:
             Shape("ranges", 8, 13, 256, 512),
             (torch.empty(100, 512), grouped, None, None, None, None, True),
         ),
+        "mm_bf16": (_MM_SM90, PLAIN._replace(operands="bf16"), (a, b.T, None, None)),
+        "bmm_bf16": (
+            _BMM_SM90,
+            Shape("batched", 8, 64, 256, 512, "bf16"),
+            (torch.empty(8, 64, 512), grouped.mT, None),
+        ),
+        "grouped_mm_bf16": (
+            _GROUPED_SM90,
+            Shape("ranges", 8, 13, 256, 512, "bf16"),
+            (torch.empty(100, 512), grouped, None, None),
+        ),
+        "scaled_mm": (
+            _SCALED_MM_SM90,
+            PLAIN._replace(operands="fp8_row"),
+            (a, b.T, None, None, None, None),
+        ),
+        "mm_fp8": (_FP8_MM_SM90, PLAIN._replace(operands="fp8_row"), (a, b, None, None)),
+        "bmm_fp8": (
+            _SCALED_BMM_SM90,
+            Shape("batched", 8, 64, 256, 512, "fp8_row"),
+            (torch.empty(8, 64, 512), grouped.mT, None, None, None),
+        ),
+        "grouped_mm_fp8": (
+            _SCALED_GROUPED_SM90,
+            Shape("ranges", 8, 13, 256, 512, "fp8_row"),
+            (torch.empty(100, 512), grouped, None, None, None),
+        ),
     }
 
 
@@ -136,12 +174,12 @@ def test_a_call_takes_the_choice_of_its_shape(
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(_tuned, "_said", set())
-    table(row(shape, "128x96"))
+    table(row(shape, "128x128"))
     taken: list[tuple[Any, ...]] = []
     with caplog.at_level(logging.INFO, logger="precast"):
         launch = export.adapt(lambda *args: taken.append(args), 0)
     assert "products of cuda:0 choose their tiles by " in caplog.text
-    number = BY_NAME["128x96"].number
+    number = by_name(shape.operands)["128x128"].number
     launch(*given, -1, True)
     launch(*given, 5, False)  # What the caller chooses stays.
     other = (given[0][..., :256], *given[1:])
@@ -168,11 +206,13 @@ def test_a_table_of_another_gpu_is_not_used_and_says_so(
 
 
 def test_kernels_for_every_gpu_have_no_table() -> None:
-    assert _GEMM.adapt is None and _COUNTED[0].adapt is None
+    assert _GEMM.adapt is None and _COUNTED[0].adapt is None and _MM_BOTH[0].adapt is None
 
 
-def test_names_are_those_of_one_choice_each() -> None:
-    assert len(BY_NAME) == len(CHOICES)
-    assert [BY_NAME[choice.name] for choice in CHOICES] == [*CHOICES]
-    best = ranking(Problem("plain", 1, 4096, 4096, 7168))
+@pytest.mark.parametrize("operands", FAMILIES)
+def test_names_are_those_of_one_choice_each(operands: str) -> None:
+    names, found = by_name(operands), choices(operands)
+    assert len(names) == len(found)
+    assert [names[choice.name] for choice in found] == [*found]
+    best = ranking(Problem("plain", 1, 4096, 4096, 7168), operands)
     assert [e.clocks for _, e in best] == sorted(e.clocks for _, e in best)

@@ -71,27 +71,12 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
   return encode_tensor_map(map, dtype, matrix.data, shape);
 }
 
-// Fills what all launches have, from the problem params.p. The maps have so many groups of `a` and
-// of `b`. Returns cudaErrorInvalidValue if there are more than kMostGemmUnits units.
+// Fills what all launches have but the maps, from the problem params.p. Returns
+// cudaErrorInvalidValue if there are more than kMostGemmUnits units.
 template <typename Tile, typename Choice, typename Params>
-cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int a_groups,
-                         int b_groups, int sms) {
+cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
   const auto& p = params.p;
   const Sm90ClusterShape& cluster = choice.clusters();
-  const bool shares_a = cluster.use == ClusterUse::shares_a;
-  const bool shares_b = cluster.use == ClusterUse::shares_b;
-  cudaError_t error = encode_gemm_matrix(params.a, dtype, p.a, a_groups, p.tokens, p.depth,
-                                         shares_a ? Tile::kTokens / 2 : Tile::kTokens);
-  if (error != cudaSuccess) return error;
-  if (params.has_row_major_b()) {  // a copy takes a stage's depth of 128 bytes of the columns
-    constexpr int kBlock = 128 / Choice::Family::kElementBytes;
-    error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.depth, p.columns,
-                               shares_b ? kBlock / 2 : kBlock);
-  } else {
-    error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.columns, p.depth,
-                               shares_b ? Tile::kWeights / 2 : Tile::kWeights);
-  }
-  if (error != cudaSuccess) return error;
   const Sm90GemmUnits units(choice, p.tokens, p.columns);
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
@@ -115,6 +100,29 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
   }
   params.clusters = static_cast<int>(clusters);
   return cudaSuccess;
+}
+
+// The same with the maps, which have so many groups of `a` and of `b`.
+template <typename Tile, typename Choice, typename Params>
+cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int a_groups,
+                         int b_groups, int sms) {
+  const auto& p = params.p;
+  const Sm90ClusterShape& cluster = choice.clusters();
+  const bool shares_a = cluster.use == ClusterUse::shares_a;
+  const bool shares_b = cluster.use == ClusterUse::shares_b;
+  cudaError_t error = encode_gemm_matrix(params.a, dtype, p.a, a_groups, p.tokens, p.depth,
+                                         shares_a ? Tile::kTokens / 2 : Tile::kTokens);
+  if (error != cudaSuccess) return error;
+  if (params.has_row_major_b()) {  // a copy takes a stage's depth of 128 bytes of the columns
+    constexpr int kBlock = 128 / Choice::Family::kElementBytes;
+    error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.depth, p.columns,
+                               shares_b ? kBlock / 2 : kBlock);
+  } else {
+    error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.columns, p.depth,
+                               shares_b ? Tile::kWeights / 2 : Tile::kWeights);
+  }
+  if (error != cudaSuccess) return error;
+  return plan_gemm_units<Tile>(params, choice, sms);
 }
 
 template <typename Tile, typename Params>

@@ -14,7 +14,7 @@ from precast._base.device import is_hopper
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.export import Export
-from precast._ops.gemm._tuned import by_table
+from precast._ops.gemm._tuned import adaptation
 from precast._ops.quantize._reference_blocks import ue8m0_values
 
 BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
@@ -199,7 +199,7 @@ def exports(
         **options,
         "check": of_sm90,
         "function": name,
-        "adapt": functools.partial(by_table, name),
+        "adapt": adaptation(name),
     }
     return (
         Export("fp8_gemm", name, declaration, check=of_every, **options),

@@ -16,6 +16,7 @@ from precast._base.torch import torch
 from precast._op.decorators import served_by
 from precast._op.export import Export
 from precast._ops.gemm._fp8 import MAX_DEPTH, MAX_ROWS, MMA, MMA_TILES, ROW_BYTES
+from precast._ops.gemm._tuned import adaptation
 
 #: Dtypes of outputs.
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -152,11 +153,9 @@ def check_sizes(
                 f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
             )
     if tactic != -1 and tactic not in limits.tactics:
-        legal = (
-            f"a tile and cluster for this kind of tokens below {CHOICES}"
-            if limits.by_tma
-            else f"a tile below {MMA_TILES}"
-        )
+        legal = f"a tile and cluster for this kind of tokens below {CHOICES}"
+        if isinstance(limits.tactics, range) and limits.tactics.stop != CHOICES:
+            legal = f"a tile below {limits.tactics.stop}"
         raise ValueError(f"{export}: tactic must be -1 or {legal}, got {tactic}")
     check_rows(export, name, a)
     if out.shape[-1] > 1 and out.stride(-1) != 1:
@@ -233,7 +232,7 @@ def exports(
     of_every, of_sm90 = (
         functools.partial(check, limits=limits) for limits in (ANY_GPU, Limits(tactics, True))
     )
-    options_sm90 = {**options, "check": of_sm90, "function": name}
+    options_sm90 = {**options, "check": of_sm90, "function": name, "adapt": adaptation(name)}
     return (
         Export(op, name, declaration, check=of_every, **options),
         Export(f"{op}_sm90", f"{name}_sm90", hopper or declaration, **options_sm90),

@@ -3,31 +3,47 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from precast._base.log import get_logger
 from precast._base.torch import torch
 from precast._plan import gemm_table
-from precast._plan.gemm_model import KINDS
+from precast._plan.gemm_model import FAMILIES
 from precast._plan.gemm_table import Shape
 
 Launch = Callable[..., None]
-_KIND_OF = {function: kind for kind, function in KINDS.items()}
+#: The operands and the kind of groups of each function.
+_FORM_OF = {
+    function: (operands, kind)
+    for operands, family in FAMILIES.items()
+    for kind, functions in family.functions.items()
+    for function in functions
+}
+#: Whose weights are [.., depth, columns].
+_BY_DEPTH = {"mm_bf16", "bmm_bf16", "scaled_mm", "bmm_fp8"}
 _said: set[tuple[str, int]] = set()
 
 
-def shape_of(kind: str, a: torch.Tensor, b: torch.Tensor, expected_m: int = 0) -> Shape:
+def shape_of(function: str, a: torch.Tensor, b: torch.Tensor, expected_m: int = 0) -> Shape:
     """The shape by which a table knows a product."""
-    tokens, depth, columns = a.shape[-2], a.shape[-1], b.shape[-2]
+    operands, kind = _FORM_OF[function]
+    tokens, depth = a.shape[-2], a.shape[-1]
+    columns = b.shape[-1 if function in _BY_DEPTH else -2]
     if kind == "plain":
-        return Shape(kind, 1, tokens, columns, depth)
+        return Shape(kind, 1, tokens, columns, depth, operands)
     groups = b.shape[0]
     if kind == "masked":
         tokens = min(expected_m, tokens)
     elif kind == "ranges":
         tokens = -(-tokens // max(groups, 1))
-    return Shape(kind, groups, tokens, columns, depth)
+    return Shape(kind, groups, tokens, columns, depth, operands)
+
+
+def adaptation(function: str) -> Callable[[Launch, int], Launch] | None:
+    """What wraps a function of a module when it is loaded; None for one that no table has."""
+    return functools.partial(by_table, function) if function in _FORM_OF else None
 
 
 def by_table(function: str, launch: Launch, device: int) -> Launch:
@@ -44,13 +60,13 @@ def by_table(function: str, launch: Launch, device: int) -> Launch:
     if sms != table.sms:
         return launch
     numbers = {shape: choice.number for shape, choice in table.choices.items()}
-    kind = _KIND_OF[function]
+    is_masked = _FORM_OF[function][1] == "masked"
 
     def with_table(*args: Any) -> None:
         *given, choice, enable_pdl = args
         if choice < 0:
-            expected = given[-1] if kind == "masked" else 0
-            choice = numbers.get(shape_of(kind, given[0], given[1], expected), choice)
+            expected = given[-1] if is_masked else 0
+            choice = numbers.get(shape_of(function, given[0], given[1], expected), choice)
         launch(*given, choice, enable_pdl)
 
     return with_table

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from precast._base.torch import torch
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise_reference
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16_reference
+from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4_reference
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8_reference
 from precast._ops.moe._activation_reference import (
     SWIGLU,
@@ -35,6 +36,7 @@ def cutlass_fused_moe_reference(
     tp_rank: int = 0,
     ep_rank: int = 0,
     use_deepseek_fp8_block_scale: bool = False,
+    use_w4_group_scaling: bool = False,
     activation_type: int = SWIGLU,
 ) -> torch.Tensor:
     """:func:`cutlass_fused_moe` in plain PyTorch on any device.
@@ -69,6 +71,12 @@ def cutlass_fused_moe_reference(
         y = grouped_mm_fp8_reference(x, fc1, offsets)
         h = moe_activation_reference(y, *given, first_scale, quant_scale, gate_first=False)
         y = grouped_mm_fp8_reference(h, fc2, offsets)
+    elif use_w4_group_scaling:
+        of_fc1, of_fc2 = (scale.view(torch.uint8) for scale in scales)
+        x = moe_permute_reference(input, rows)
+        y = grouped_mm_mxfp4_reference(x, fc1, of_fc1, offsets, output_dtype)
+        h = moe_activation_reference(y, *given, gate_first=False, out_dtype=output_dtype)
+        y = grouped_mm_mxfp4_reference(h, fc2, of_fc2, offsets, output_dtype)
     else:
         x = moe_permute_reference(input, rows)
         y = grouped_mm_bf16_reference(x, fc1, offsets, output_dtype)
