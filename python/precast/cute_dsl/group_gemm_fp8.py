@@ -40,7 +40,7 @@ def kernels(dtype_o: str, arch: str) -> dict[str, tuple[object, ...]]:
         *(Int64(0) for _ in range(6)),
         *(Int32(0) for _ in range(5)),
     )
-    made = {}
+    made: dict[str, tuple[object, ...]] = {}
     for cluster in (1, 2):
         kernel = (GroupGemmSm90 if arch == "sm_90a" else GroupGemmSm100)(dtype_o, cluster)
         launch = {"shared_bytes": kernel.shared_bytes, "cluster": cluster}

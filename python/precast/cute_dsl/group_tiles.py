@@ -8,6 +8,8 @@ columns. A tile may end in the tokens of another group: rows do not mix, and the
 
 from __future__ import annotations
 
+from typing import Any
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -26,6 +28,7 @@ class GroupTiles:
     """A CTA computes one tile after another; a subclass has the kernel."""
 
     threads: int
+    kernel: Any
     barrier_bytes = 1024  # of the shared memory before the stages
 
     def __init__(self, dtype: str, cluster: int) -> None:
