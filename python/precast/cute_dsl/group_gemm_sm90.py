@@ -53,6 +53,15 @@ class GroupGemmSm90(GroupTiles):
             b_scale + of_columns,
         )
 
+    @cute.jit
+    def release(self, empty: cute.Pointer, lane: Int32) -> None:
+        """Say that the warp has read a stage, to each CTA that copies to this one."""
+        if lane < self.cluster:
+            if cutlass.const_expr(self.cluster > 1):
+                cute.arch.mbarrier_arrive(empty, lane)
+            else:
+                cute.arch.mbarrier_arrive(empty)
+
     @cute.kernel
     def kernel(
         self,
@@ -156,7 +165,12 @@ class GroupGemmSm90(GroupTiles):
                 ahead[2] = cute.make_tensor(of_columns, 1)[0]
             while group < groups:
                 total.fill(0.0)
-                for block in cutlass.range(0, blocks, unroll=1):
+                # A warpgroup without tokens only gives the stages back.
+                multiplied = blocks
+                if row - row_of_thread % 64 >= end:
+                    multiplied = Int32(0)
+                multiplied = cute.arch.make_warp_uniform(multiplied)
+                for block in cutlass.range(0, multiplied, unroll=2):
                     scales[0] = ahead[0] * ahead[2]
                     scales[1] = ahead[1] * ahead[2]
                     cute.arch.mbarrier_wait(full + stage, phase)
@@ -173,15 +187,16 @@ class GroupGemmSm90(GroupTiles):
                         ahead[1] = cute.make_tensor(a_lower + along_a, 1)[0]
                         ahead[2] = cute.make_tensor(of_columns + along_b, 1)[0]
                     warpgroup.wait_group(0)
-                    # Every warp says for itself, to each CTA that copies to this one, that it has
-                    # read the stage.
-                    if lane < self.cluster:
-                        if cutlass.const_expr(self.cluster > 1):
-                            cute.arch.mbarrier_arrive(empty + stage, lane)
-                        else:
-                            cute.arch.mbarrier_arrive(empty + stage)
+                    self.release(empty + stage, lane)
                     for i in cutlass.range_constexpr(cute.size(shape)):
                         total[i] = fma(scales[i // 2 % 2], product[i], total[i])
+                    stage += 1
+                    if stage == self.stages:
+                        stage = Int32(0)
+                        phase ^= 1
+                for _ in cutlass.range(multiplied, blocks, unroll=1):
+                    cute.arch.mbarrier_wait(full + stage, phase)
+                    self.release(empty + stage, lane)
                     stage += 1
                     if stage == self.stages:
                         stage = Int32(0)
