@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from precast.cute_dsl.common import fma
-from precast.cute_dsl.group_tiles import BLOCK, CODES, INSTRUCTION, GroupTiles
+from precast.cute_dsl.group_tiles import BLOCK, CODES, INSTRUCTION, GroupTiles, wait_parity
 
 SUMMING_WARPS, COPY_WARP, MULTIPLY_WARP = 4, 4, 5
 ACCUMULATORS = 2
@@ -138,8 +138,8 @@ class GroupGemmSm100(GroupTiles):
             )
             while group < groups:
                 for _ in cutlass.range(0, blocks, unroll=1):
-                    cute.arch.mbarrier_wait(added + slot, slot_phase ^ 1)
-                    cute.arch.mbarrier_wait(full + stage, phase)
+                    wait_parity(added + slot, slot_phase ^ 1)
+                    wait_parity(full + stage, phase)
                     order_after_barrier()
                     product = accumulators[(None, None, None, slot)]
                     for k in cutlass.range_constexpr(BLOCK // INSTRUCTION):
@@ -152,10 +152,7 @@ class GroupGemmSm100(GroupTiles):
                         else:
                             tcgen05.commit(empty + stage)
                         tcgen05.commit(ready + slot)
-                    stage += 1
-                    if stage == self.stages:
-                        stage = Int32(0)
-                        phase ^= 1
+                    stage, phase = self.next_stage(stage, phase)
                     slot += 1
                     if slot == ACCUMULATORS:
                         slot = Int32(0)
@@ -191,7 +188,7 @@ class GroupGemmSm100(GroupTiles):
                     along_a, along_b = Int64(block) * a_scale_depth, Int64(block) * b_scale_depth
                     scale = cute.make_tensor(of_row + along_a, 1)[0]
                     scale *= cute.make_tensor(b_scale + of_columns + along_b, 1)[0]
-                    cute.arch.mbarrier_wait(ready + slot, slot_phase)
+                    wait_parity(ready + slot, slot_phase)
                     order_after_barrier()
                     for part in cutlass.range_constexpr(BLOCK // PART):
                         cute.copy(copy, sources[(None, None, None, 0, part, slot)], loaded)

@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
 from precast.cute_dsl.common import fma
-from precast.cute_dsl.group_tiles import BLOCK, CODES, INSTRUCTION, GroupTiles
+from precast.cute_dsl.group_tiles import BLOCK, CODES, INSTRUCTION, GroupTiles, wait_parity
 
 WARPGROUP = 128  # threads
 MULTIPLIERS = 2  # warpgroups
@@ -52,6 +52,53 @@ class GroupGemmSm90(GroupTiles):
             a_scale + Int64(lower) * a_scale_row,
             b_scale + of_columns,
         )
+
+    def instructions(self) -> cute.TiledMma:
+        """wgmma of 64 tokens a warpgroup. Whether it adds is a part: each use makes its own."""
+        op = warpgroup.MmaF8Op(
+            *(CODES, CODES, Float32, (64, BLOCK, INSTRUCTION)),
+            warpgroup.OperandSource.SMEM,
+            *(warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.K),
+        )
+        return cute.make_tiled_mma(op, (MULTIPLIERS, 1, 1))
+
+    @cute.jit
+    def start(
+        self,
+        product: cute.Tensor,
+        a_parts: cute.Tensor,
+        b_parts: cute.Tensor,
+        full: cute.Pointer,
+        stage: Int32,
+        phase: Int32,
+    ) -> tuple[Int32, Int32]:
+        """Wait for a stage, start its product, and return the next stage."""
+        wait_parity(full + stage, phase)
+        tiled_mma = self.instructions()
+        warpgroup.fence()
+        for k in cutlass.range_constexpr(BLOCK // INSTRUCTION):
+            tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0)
+            at = (None, None, k, stage)
+            cute.gemm(tiled_mma, product, a_parts[at], b_parts[at], product)
+        warpgroup.commit_group()
+        # Why: the compiler would load scales between two instructions, and the tensor cores would
+        # wait. A warpgroup that issues all at once has them for itself while the other one adds.
+        cute.arch.sync_warp()
+        return self.next_stage(stage, phase)
+
+    @cute.jit
+    def load_scales(
+        self, scales: cute.Tensor, upper: cute.Pointer, lower: cute.Pointer, columns: cute.Pointer
+    ) -> None:
+        for i, source in enumerate((upper, lower, columns)):
+            scales[i] = cute.make_tensor(source, 1)[0]
+
+    @cute.jit
+    def add(self, total: cute.Tensor, product: cute.Tensor, scales: cute.Tensor) -> None:
+        """total += product, scaled."""
+        of_rows = scales[0] * scales[2], scales[1] * scales[2]
+        for i in cutlass.range_constexpr(cute.size(total)):
+            total[i] = fma(of_rows[i // 2 % 2], product[i], total[i])
 
     @cute.jit
     def release(self, empty: cute.Pointer, lane: Int32) -> None:
@@ -131,93 +178,86 @@ class GroupGemmSm90(GroupTiles):
             cute.arch.setmaxregister_increase(MULTIPLY_REGISTERS)
             member = thread - WARPGROUP  # of those that multiply
             lane = thread % 32
-            op = warpgroup.MmaF8Op(
-                *(CODES, CODES, Float32, (64, BLOCK, INSTRUCTION)),
-                warpgroup.OperandSource.SMEM,
-                *(warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.K),
-            )
-            tiled_mma = cute.make_tiled_mma(op, (MULTIPLIERS, 1, 1))
+            tiled_mma = self.instructions()
             part = tiled_mma.get_slice(member // WARPGROUP * WARPGROUP)
             a_parts = tiled_mma.make_fragment_A(part.partition_A(a_stages))
             b_parts = tiled_mma.make_fragment_B(part.partition_B(b_stages))
             shape = tiled_mma.partition_shape_C((BLOCK, BLOCK))
-            product = cute.make_rmem_tensor(shape, Float32)
+            even = cute.make_rmem_tensor(shape, Float32)
+            odd = cute.make_rmem_tensor(shape, Float32)
             total = cute.make_rmem_tensor(shape, Float32)
-            scales = cute.make_rmem_tensor(2, Float32)  # of two rows, times that of the weight
-            ahead = cute.make_rmem_tensor(3, Float32)  # of the next block: two rows, the weight
+            # Of the block that is multiplied: the scales of two rows, and of the weight.
+            of_even = cute.make_rmem_tensor(3, Float32)
+            of_odd = cute.make_rmem_tensor(3, Float32)
             # The rows of a thread are 8 apart, see the layout of wgmma's accumulator.
             row_of_thread = member // 32 * 16 + lane // 4
 
             group, first, begin, end, tiles = self.find(
                 m_indptr, tile, group, first, tokens, pairs, groups
             )
-            row, column = Int32(0), Int32(0)
-            a_upper, a_lower, of_columns = a_scale, a_scale, b_scale
-            if group < groups:
+            while group < groups:
                 row, column = self.place(tile - first, begin, tiles, rank)
                 row += row_of_thread
-                a_upper, a_lower, of_columns = self.scales_at(
+                upper, lower, of_columns = self.scales_at(
                     *(a_scale, b_scale, a_scale_row, b_scale_group, b_scale_column),
                     *(row, end, column, columns, group),
                 )
-                ahead[0] = cute.make_tensor(a_upper, 1)[0]
-                ahead[1] = cute.make_tensor(a_lower, 1)[0]
-                ahead[2] = cute.make_tensor(of_columns, 1)[0]
-            while group < groups:
                 total.fill(0.0)
                 # A warpgroup without tokens only gives the stages back.
                 multiplied = blocks
                 if row - row_of_thread % 64 >= end:
                     multiplied = Int32(0)
                 multiplied = cute.arch.make_warp_uniform(multiplied)
-                for block in cutlass.range(0, multiplied, unroll=2):
-                    scales[0] = ahead[0] * ahead[2]
-                    scales[1] = ahead[1] * ahead[2]
-                    cute.arch.mbarrier_wait(full + stage, phase)
-                    warpgroup.fence()
-                    for k in cutlass.range_constexpr(BLOCK // INSTRUCTION):
-                        tiled_mma.set(warpgroup.Field.ACCUMULATE, k > 0)
-                        at = (None, None, k, stage)
-                        cute.gemm(tiled_mma, product, a_parts[at], b_parts[at], product)
-                    warpgroup.commit_group()
-                    if block + 1 < blocks:
-                        along_a = Int64(block + 1) * a_scale_depth
-                        along_b = Int64(block + 1) * b_scale_depth
-                        ahead[0] = cute.make_tensor(a_upper + along_a, 1)[0]
-                        ahead[1] = cute.make_tensor(a_lower + along_a, 1)[0]
-                        ahead[2] = cute.make_tensor(of_columns + along_b, 1)[0]
-                    warpgroup.wait_group(0)
-                    self.release(empty + stage, lane)
-                    for i in cutlass.range_constexpr(cute.size(shape)):
-                        total[i] = fma(scales[i // 2 % 2], product[i], total[i])
-                    stage += 1
-                    if stage == self.stages:
-                        stage = Int32(0)
-                        phase ^= 1
+                if multiplied > 0:
+                    # Each block is multiplied while the one before is added.
+                    last = stage
+                    stage, phase = self.start(even, a_parts, b_parts, full, stage, phase)
+                    self.load_scales(of_even, upper, lower, of_columns)
+                    for _ in cutlass.range(0, (multiplied - 1) // 2, unroll=1):
+                        middle = stage
+                        stage, phase = self.start(odd, a_parts, b_parts, full, stage, phase)
+                        upper += a_scale_depth
+                        lower += a_scale_depth
+                        of_columns += b_scale_depth
+                        self.load_scales(of_odd, upper, lower, of_columns)
+                        warpgroup.wait_group(1)
+                        self.release(empty + last, lane)
+                        self.add(total, even, of_even)
+                        last = stage
+                        stage, phase = self.start(even, a_parts, b_parts, full, stage, phase)
+                        upper += a_scale_depth
+                        lower += a_scale_depth
+                        of_columns += b_scale_depth
+                        self.load_scales(of_even, upper, lower, of_columns)
+                        warpgroup.wait_group(1)
+                        self.release(empty + middle, lane)
+                        self.add(total, odd, of_odd)
+                    if multiplied % 2 == 0:
+                        middle = stage
+                        stage, phase = self.start(odd, a_parts, b_parts, full, stage, phase)
+                        upper += a_scale_depth
+                        lower += a_scale_depth
+                        of_columns += b_scale_depth
+                        self.load_scales(of_odd, upper, lower, of_columns)
+                        warpgroup.wait_group(1)
+                        self.release(empty + last, lane)
+                        self.add(total, even, of_even)
+                        warpgroup.wait_group(0)
+                        self.release(empty + middle, lane)
+                        self.add(total, odd, of_odd)
+                    else:
+                        warpgroup.wait_group(0)
+                        self.release(empty + last, lane)
+                        self.add(total, even, of_even)
                 for _ in cutlass.range(multiplied, blocks, unroll=1):
-                    cute.arch.mbarrier_wait(full + stage, phase)
+                    wait_parity(full + stage, phase)
                     self.release(empty + stage, lane)
-                    stage += 1
-                    if stage == self.stages:
-                        stage = Int32(0)
-                        phase ^= 1
-                # The first scales of the next tile are on their way while this one is stored.
-                done_row, done_column, done_end = row, column, end
+                    stage, phase = self.next_stage(stage, phase)
+                self.store(total, out, out_stride, row, column, end, columns, lane)
                 tile += step
                 group, first, begin, end, tiles = self.find(
                     m_indptr, tile, group, first, tokens, pairs, groups
                 )
-                if group < groups:
-                    row, column = self.place(tile - first, begin, tiles, rank)
-                    row += row_of_thread
-                    a_upper, a_lower, of_columns = self.scales_at(
-                        *(a_scale, b_scale, a_scale_row, b_scale_group, b_scale_column),
-                        *(row, end, column, columns, group),
-                    )
-                    ahead[0] = cute.make_tensor(a_upper, 1)[0]
-                    ahead[1] = cute.make_tensor(a_lower, 1)[0]
-                    ahead[2] = cute.make_tensor(of_columns, 1)[0]
-                self.store(total, out, out_stride, done_row, done_column, done_end, columns, lane)
         if cutlass.const_expr(self.cluster > 1):
             # Shared memory of a CTA must stay until the others have written there.
             cute.arch.cluster_arrive()

@@ -24,6 +24,16 @@ INSTRUCTION = 32  # depth of one instruction of the tensor cores
 SHARED_BYTES = 227 * 1024  # what a CTA may have
 
 
+@cute.jit
+def wait_parity(barrier: cute.Pointer, parity: Int32) -> None:
+    """Wait for a phase of an mbarrier. CuTe DSL's function lets the warp sleep."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [{$r0}], {$r1}; "
+        "@!done bra again; }",
+        read_only_args=[barrier, parity],
+    )
+
+
 class GroupTiles:
     """A CTA computes one tile after another; a subclass has the kernel."""
 
@@ -149,6 +159,14 @@ class GroupTiles:
         return row, column
 
     @cute.jit
+    def next_stage(self, stage: Int32, phase: Int32) -> tuple[Int32, Int32]:
+        stage += 1
+        if stage == self.stages:
+            stage = Int32(0)
+            phase ^= 1
+        return stage, phase
+
+    @cute.jit
     def copy_tiles(
         self,
         a_map: cute.CopyAtom,
@@ -208,7 +226,7 @@ class GroupTiles:
                 cute.group_modes(b_tile, 0, 2),
             )
             for block in cutlass.range(0, blocks, unroll=1):
-                cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
+                wait_parity(empty + stage, phase ^ 1)
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive_and_expect_tx(full + stage, self.stage_bytes)
                 if cutlass.const_expr(self.cluster > 1):
@@ -232,10 +250,7 @@ class GroupTiles:
                     b_to[(None, stage)],
                     tma_bar_ptr=full + stage,
                 )
-                stage += 1
-                if stage == self.stages:
-                    stage = Int32(0)
-                    phase ^= 1
+                stage, phase = self.next_stage(stage, phase)
             tile += step
             group, first, begin, _end, tiles = self.find(
                 m_indptr, tile, group, first, tokens, pairs, groups
@@ -243,8 +258,5 @@ class GroupTiles:
         # The CTAs of a cluster say when they have read a stage also after the last copy, and shared
         # memory must stay until then.
         for _ in cutlass.range_constexpr(self.stages):
-            cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
-            stage += 1
-            if stage == self.stages:
-                stage = Int32(0)
-                phase ^= 1
+            wait_parity(empty + stage, phase ^ 1)
+            stage, phase = self.next_stage(stage, phase)
