@@ -35,8 +35,11 @@ from precast._runtime.manifest import MANIFEST_NAME, ModuleRow, read_manifest  #
 from precast._runtime.manifest_writer import module_problems, unplanned  # noqa: E402
 
 CORE_BYTES = 5 * 10**6
+#: The budget of a wheel of one target in profile ``core``.
+TARGET_BYTES = 60 * 10**6
 MODULES_SOFT_BYTES = 250 * 10**6
 MODULES_HARD_BYTES = 1 << 30
+LIBSTDCXX = "libstdc++.so.6"
 
 
 def check_wheel(
@@ -97,6 +100,8 @@ def _modules_problems(
     named = re.fullmatch(r"precast_jit_cache_cu(\d+)_(sm\w+)", root.name)
     if named is not None:
         archs = [plan.arch(named[2])]
+        if profile == "core" and size > TARGET_BYTES:
+            yield f"{size} bytes, the budget of one target is {TARGET_BYTES}"
         if manifest.cuda_major != int(named[1]):
             yield f"its modules are for CUDA {manifest.cuda_major}, its name has {named[1]}"
     planned = {s.file_name: s for s in plan.modules(profile, archs, manifest.cuda_major)}
@@ -124,6 +129,11 @@ def _module_problems(
         yield "its fingerprint is not that of this checkout: it was built from other sources"
     symbols, code = elf.read_symbols(path), elf.read_machine_code(path)
     yield from module_problems(symbols, code, spec.exports, spec.arch.sass, spec.cudart)
+    if LIBSTDCXX not in symbols.needed:
+        yield (
+            f"does not need {LIBSTDCXX}, so it has a copy of it, a megabyte in every module: the "
+            f"linker found no libstdc++.so, only libstdc++.a"
+        )
     read = (symbols.exports, symbols.needed, code.sass)
     if read != (row.exports, row.needed, row.sass):
         yield "exports, needed or sass differ from the manifest"

@@ -21,13 +21,10 @@ PACKAGE = "sglang"
 
 
 class _Defaults:
-    """Options that are all off."""
+    """Groups of options, which are all off."""
 
-    def __getattr__(self, name: str) -> _Defaults:
-        return self
-
-    def __bool__(self) -> bool:
-        return False
+    def __getattr__(self, name: str) -> Any:
+        return False if name.startswith("enable") else self
 
 
 @functools.cache
@@ -70,7 +67,7 @@ def _gate_first(weight: Any) -> Any:
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
-    if case.op != "cutlass_fused_moe":
+    if case.op != "cutlass_fused_moe" or "MXFP4" in case.shape:
         return None
 
     def call(x: Any, experts: Any, weights: Any, fc1: Any, fc2: Any, memory: Any, out: Any) -> Any:

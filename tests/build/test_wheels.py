@@ -112,7 +112,12 @@ def test_there_is_no_sdist_of_modules(tmp_path: Path) -> None:
 
 
 def test_checks_reject_spoilt_wheels(
-    core: Path, modules: Path, sm80: Path, small_plan: Plan, tmp_path: Path
+    core: Path,
+    modules: Path,
+    sm80: Path,
+    small_plan: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def problems(wheel: Path, name: str, data: bytes | None, profile: str = PROFILE) -> str:
         spoilt = respoil(wheel, tmp_path, name, data)
@@ -139,6 +144,14 @@ def test_checks_reject_spoilt_wheels(
     assert f"{source} is missing or differs" in problems(core, source, b"")
     out = problems(sm80, MANIFEST_NAME, few.dump().encode())
     assert "sm80/scale__dtype_f32.so: planned for ci, but missing" in out
+    name = "sm80/scale__dtype_f32.so"
+    (tmp_path / "copied.so").write_bytes(foreign)
+    run(["patchelf", "--remove-needed", check_wheel.LIBSTDCXX, tmp_path / "copied.so"])
+    out = problems(sm80, name, (tmp_path / "copied.so").read_bytes())
+    assert f"{name}: does not need libstdc++.so.6, so it has a copy of it" in out
+    monkeypatch.setattr(check_wheel, "TARGET_BYTES", 1000)
+    assert "the budget of one target is 1000" in problems(sm80, "LICENSE", b"", "core")
+    assert "the budget of one target" not in problems(sm80, "LICENSE", b"")
     newest = check_wheel.check_wheel(modules, small_plan, PROFILE, max_glibc="2.2")
     assert any("the newest allowed is 2.2" in line for line in newest)
 
