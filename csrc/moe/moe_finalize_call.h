@@ -22,9 +22,10 @@ void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
   in.cuda().dtype(dtype);
   check_expert_matrix(in, kVecBytes / 2, false);
   const int64_t count = input.size(0), columns = input.size(1);
+  rows.same_device(in).dtype(kInt32).rank(2, 2);
+  const int64_t tokens = permuted_rows.size(0);
   to.same_device(in).dtype(dtype_o);
   check_expert_matrix(to, kVecBytes / 2, true);
-  const int64_t tokens = out.size(0);
   to.shape({tokens, columns}).elements_apart();
   MoeFinalizeParams params = {};
   params.slots = slots_of(rows, in, tokens, count);

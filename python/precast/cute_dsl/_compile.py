@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import site
@@ -94,7 +95,7 @@ def read_ptx(
 
 
 def compile_source(path: Path, axes: dict[str, str], arch: str) -> list[Kernel]:
-    """Compile what ``kernels(**axes)`` of a source says."""
+    """Compile what ``kernels(**axes)`` of a source says; it may also take ``arch``."""
     import cuda.bindings.driver as driver
     import cutlass.cute as cute
 
@@ -107,6 +108,8 @@ def compile_source(path: Path, axes: dict[str, str], arch: str) -> list[Kernel]:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
+    if "arch" in inspect.signature(module.kernels).parameters:
+        axes = {**axes, "arch": arch}
     made = []
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch={arch} --keep-cubin --keep-ptx --dump-dir={folder}"

@@ -237,7 +237,7 @@ def _check_cute_dsl(
     _check_ranges(export, *given, scales_k_major, choice, range(CUTE_CHOICES))
 
 
-#: The kernel in CuTe DSL, for Hopper.
+#: The kernels in CuTe DSL, for Hopper and Blackwell.
 _RANGES_CUTE_DSL = Export(
     "group_gemm_fp8_cute_dsl",
     "group_gemm_fp8_nt_groupwise_cute_dsl",
@@ -561,8 +561,8 @@ def group_gemm_fp8_nt_groupwise(
         not written. Default: a new tensor.
     backend : str
         ``"trtllm"`` or ``"cutile"``, FlashInfer's, which are the same here, or ``"mma"``: see
-        :func:`gemm_fp8_nt_groupwise`. Or ``"cute_dsl"``, the kernel written in CuTe DSL for compute
-        capability 9.0: float32 scales, and an ``out`` of bfloat16 or float16.
+        :func:`gemm_fp8_nt_groupwise`. Or ``"cute_dsl"``, the kernels written in CuTe DSL for
+        compute capabilities 9.0, 10.0 and 10.3: float32 scales, ``out`` bfloat16 or float16.
     segment_alignment : int
         At least 1; without effect, as groups may begin at any row.
     choice : int

@@ -75,7 +75,7 @@ def _check(
     columns = inputs // parts
     if expert_offsets is not None and len(expert_offsets) == 0:
         raise ValueError(f"{export}: expert_offsets must have shape [experts + 1], got [0]")
-    each = {
+    given = {
         "bias": bias,
         "swiglu_alpha": swiglu_alpha,
         "swiglu_beta": swiglu_beta,
@@ -83,7 +83,7 @@ def _check(
         "scale": scale,
         "quant_scale": None if quant_scale is None or quant_scale.numel() == 1 else quant_scale,
     }
-    each = {name: tensor for name, tensor in each.items() if tensor is not None}
+    each = {name: tensor for name, tensor in given.items() if tensor is not None}
     experts = [len(tensor) for tensor in each.values()]
     if expert_offsets is not None:
         experts = [len(expert_offsets) - 1]
