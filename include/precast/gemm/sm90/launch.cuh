@@ -71,6 +71,11 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
   return encode_tensor_map(map, dtype, matrix.data, shape);
 }
 
+// The rows of a box that copies `rows` rows, or of one of two: whole atoms of eight.
+constexpr int gemm_edge_rows(int rows, bool is_shared) {
+  return ceil_div(rows, is_shared ? 16 : 8) * 8;
+}
+
 // Fills what all launches have, from the problem params.p. The maps have so many groups of `a` and
 // of `b`. Returns cudaErrorInvalidValue if there are more than kMostGemmUnits units.
 template <typename Tile, typename Choice, typename Params>
@@ -92,6 +97,22 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                shares_b ? Tile::kWeights / 2 : Tile::kWeights);
   }
   if (error != cudaSuccess) return error;
+  // Groups of rows may begin anywhere, so that the last tile has any number of them.
+  const bool has_any_end = p.kind == TokenGroups::ranges;
+  params.a_edge_rows =
+      has_any_end ? Tile::kTokens / 2 : gemm_edge_rows(p.tokens % Tile::kTokens, shares_a);
+  if (params.a_edge_rows != 0) {
+    error = encode_gemm_matrix(params.a_edge, dtype, p.a, a_groups, p.tokens, p.depth,
+                               params.a_edge_rows);
+    if (error != cudaSuccess) return error;
+  }
+  params.b_edge_rows =
+      params.has_row_major_b() ? 0 : gemm_edge_rows(p.columns % Tile::kWeights, shares_b);
+  if (params.b_edge_rows != 0) {
+    error = encode_gemm_matrix(params.b_edge, dtype, p.b, b_groups, p.columns, p.depth,
+                               params.b_edge_rows);
+    if (error != cudaSuccess) return error;
+  }
   const Sm90GemmUnits units(choice, p.tokens, p.columns);
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
