@@ -49,9 +49,9 @@ struct Sm90TileShape {
 
 // The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
 constexpr Sm90TileShape kFp8Tiles[] = {
-    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 64, false},
-    {128, 64, true},   {128, 32, true},   {128, 16, true},   {64, 128, true},  {64, 64, true},
-    {64, 32, true},    {64, 16, true},    {256, 128, false},
+    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false},  {128, 64, false},
+    {64, 128, false},  {64, 96, false},   {64, 64, false},   {64, 32, false},   {128, 16, true},
+    {64, 64, true},    {64, 32, true},    {64, 16, true},    {256, 128, false},
 };
 constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
 
