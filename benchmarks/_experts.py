@@ -24,6 +24,8 @@ QWEN = Layer("Qwen3-30B", 2048, 768, 128, 8)
 #: On eight ranks, of which a token has one expert here on average.
 QWEN_RANK = Layer("Qwen3-30B / 8", 2048, 768, 16, 1)
 MIXTRAL = Layer("Mixtral", 4096, 14336, 8, 2)
+#: Padded from 2880 to whole tiles of weights of 4 bits.
+GPT_OSS = Layer("gpt-oss-120b", 2944, 2944, 128, 4)
 DEEPSEEK_RANK = Layer("DeepSeek-V3 / 8", 7168, 2048, 32, 1)
 #: Tokens of the steps: of decodes, and of a prefill.
 TOKENS = (64, 4096)

@@ -111,14 +111,14 @@ def _numbers(op: str, tokens: int, device: torch.device) -> torch.Tensor:
     return torch.arange(GROUPS * tokens, dtype=torch.int32, device=device) // tokens
 
 
-def _bind(op: str, tokens: int) -> Any:
+def _bind(op: str, tokens: int, options: dict[str, Any]) -> Any:
     def bind(gemm: Any) -> Any:
         def call(a: Any, b: Any, a_scale: Any, b_scale: Any, numbers: Any, out: Any) -> Any:
             operands = a, b, a_scale, b_scale, numbers
             if op == "batch_deepgemm_fp8_nt_groupwise":
                 return gemm(*operands, tokens, out=out)
             if op == "group_gemm_fp8_nt_groupwise":
-                return gemm(*operands, scale_major_mode="K", out=out)
+                return gemm(*operands, scale_major_mode="K", out=out, **options)
             return gemm(*operands, out=out)
 
         return call
@@ -126,7 +126,7 @@ def _bind(op: str, tokens: int) -> Any:
     return bind
 
 
-def _grouped(op: str, dtype: torch.dtype) -> Iterator[Case]:
+def _grouped(op: str, dtype: torch.dtype, **options: Any) -> Iterator[Case]:
     batched = op == "batch_deepgemm_fp8_nt_groupwise"
     for columns, depth in EXPERTS:
         for tokens in TOKENS:
@@ -146,10 +146,11 @@ def _grouped(op: str, dtype: torch.dtype) -> Iterator[Case]:
 
             yield Case(
                 op,
-                f"{GROUPS} x [{tokens}, {depth}] x [{depth}, {columns}]",
+                f"{GROUPS} x [{tokens}, {depth}] x [{depth}, {columns}]"
+                + "".join(f", {value}" for value in options.values()),
                 depth * (rows + GROUPS * columns) + dtype.itemsize * rows * columns,
                 make,
-                bind=_bind(op, tokens),
+                bind=_bind(op, tokens, options),
                 eager=_eager_grouped,
                 tolerances={5: CLOSE},
                 close=CLOSE,
@@ -162,6 +163,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield from _grouped("group_deepgemm_fp8_nt_groupwise", dtype)
     yield from _grouped("batch_deepgemm_fp8_nt_groupwise", dtype)
     yield from _grouped("group_gemm_fp8_nt_groupwise", dtype)
+    yield from _grouped("group_gemm_fp8_nt_groupwise", dtype, backend="cute_dsl")
 
 
 if __name__ == "__main__":

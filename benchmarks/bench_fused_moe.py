@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _experts import DEEPSEEK_RANK, MIXTRAL, QWEN, QWEN_RANK, Layer, numbers, selection
+from _experts import DEEPSEEK_RANK, GPT_OSS, MIXTRAL, QWEN, QWEN_RANK, Layer, numbers, selection
 from _harness import Case
 from _script import script
 
@@ -16,12 +17,19 @@ from precast.testing import Tolerance, poison
 
 DTYPES = ("bf16",)
 TOKENS = (1, 8, 64, 1024, 4096, 16384)
+#: How weights are stored, and the bytes of a number.
+BF16, FP8, MXFP4 = "", " FP8", " MXFP4"
+BYTES = {BF16: 2.0, FP8: 1.0, MXFP4: 17 / 32}
 #: Sums of rounded numbers; those of e4m3 also of codes next to a boundary.
-CLOSE = {False: Tolerance(2.0**-6, 3e-2), True: Tolerance(2.0**-3, 0.2)}
+CLOSE = {
+    BF16: Tolerance(2.0**-6, 3e-2),
+    FP8: Tolerance(2.0**-3, 0.2),
+    MXFP4: Tolerance(2.0**-6, 3e-2),
+}
 
 
 class Memory:
-    """What is no operand: scales of FP8, and scratch memory."""
+    """What is no operand: scales, and scratch memory."""
 
     def __init__(self, scales: list[torch.Tensor], workspace: torch.Tensor) -> None:
         self.scales, self.workspace = scales, workspace
@@ -43,7 +51,17 @@ def _blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
-def _bind(is_fp8: bool) -> Callable[..., Any]:
+def _packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of MXFP4 with the size of a weight's, in any order, and scales."""
+    experts, rows, columns = weight.shape
+    codes = torch.empty(experts, rows, columns // 2, dtype=torch.uint8, device="cuda")
+    shape = experts, rows // 64, columns // 128, 16, 16
+    scales = torch.empty(shape, dtype=torch.uint8, device="cuda")
+    exponent = 126 - round(math.log2(columns) / 2)
+    return codes.random_(0, 256), scales.random_(exponent - 1, exponent + 1)
+
+
+def _bind(stored: str) -> Callable[..., Any]:
     def bind(moe: Callable[..., Any]) -> Callable[..., Any]:
         def run(
             x: torch.Tensor,
@@ -56,7 +74,8 @@ def _bind(is_fp8: bool) -> Callable[..., Any]:
         ) -> torch.Tensor:
             moe(
                 *(x, experts, weights, fc1, fc2, x.dtype, memory.scales),
-                use_deepseek_fp8_block_scale=is_fp8,
+                use_deepseek_fp8_block_scale=stored == FP8,
+                use_w4_group_scaling=stored == MXFP4,
                 output=out,
                 workspace_buffer=memory.workspace,
             )
@@ -90,22 +109,24 @@ def _eager(
     return out.copy_((back.view(*experts.shape, -1) * weights[..., None]).sum(1))
 
 
-def _case(layer: Layer, tokens: int, is_fp8: bool) -> Case:
+def _case(layer: Layer, tokens: int, stored: str) -> Case:
     hidden, inter, experts, topk = layer[1:]
-    rows, size = tokens * topk, 1 if is_fp8 else 2
+    rows, size = tokens * topk, BYTES[stored]
     touched = min(experts, rows)
 
     def make() -> tuple[Any, ...]:
         fc1, fc2 = _weights(experts, 2 * inter, hidden), _weights(experts, hidden, inter)
         scales: list[torch.Tensor] = []
-        if is_fp8:
-            (fc1, first), (fc2, second) = _blocks(fc1), _blocks(fc2)
+        if stored != BF16:
+            quantised = _blocks if stored == FP8 else _packed
+            (fc1, first), (fc2, second) = quantised(fc1), quantised(fc2)
             scales = [first, second]
         needed = precast.cutlass_fused_moe_workspace_size(
             *(tokens, hidden, inter, experts, topk),
             x_dtype=torch.bfloat16,
             weight_dtype=fc1.dtype,
-            use_deepseek_fp8_block_scale=is_fp8,
+            use_deepseek_fp8_block_scale=stored == FP8,
+            use_w4_group_scaling=stored == MXFP4,
         )
         memory = Memory(scales, torch.empty(needed, dtype=torch.uint8, device="cuda"))
         weights = numbers(tokens, topk, dtype=torch.float32).sigmoid()
@@ -115,29 +136,30 @@ def _case(layer: Layer, tokens: int, is_fp8: bool) -> Case:
 
     return Case(
         "cutlass_fused_moe",
-        f"{layer.name}{' FP8' if is_fp8 else ''}, {tokens} tokens",
+        f"{layer.name}{stored}, {tokens} tokens",
         # At least the weights of experts that may have tokens, tokens and results.
-        touched * 3 * hidden * inter * size + 4 * tokens * hidden,
+        round(touched * 3 * hidden * inter * size) + 4 * tokens * hidden,
         make,
-        bind=_bind(is_fp8),
-        eager=None if is_fp8 else _eager,
+        bind=_bind(stored),
+        eager=_eager if stored == BF16 else None,
         flops=6 * rows * hidden * inter,
-        dtype=torch.float8_e4m3fn if is_fp8 else torch.bfloat16,
-        close=CLOSE[is_fp8],
-        tolerances={6: CLOSE[is_fp8]},
+        dtype=torch.float8_e4m3fn if stored == FP8 else torch.bfloat16,
+        close=CLOSE[stored],
+        tolerances={6: CLOSE[stored]},
     )
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
-    for layer, is_fp8 in (
-        (QWEN_RANK, False),
-        (QWEN, False),
-        (MIXTRAL, False),
-        (QWEN, True),
-        (DEEPSEEK_RANK, True),
+    for layer, stored in (
+        (QWEN_RANK, BF16),
+        (QWEN, BF16),
+        (MIXTRAL, BF16),
+        (QWEN, FP8),
+        (DEEPSEEK_RANK, FP8),
+        (GPT_OSS, MXFP4),
     ):
         for tokens in TOKENS:
-            yield _case(layer, tokens, is_fp8)
+            yield _case(layer, tokens, stored)
 
 
 if __name__ == "__main__":

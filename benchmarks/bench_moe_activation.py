@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SwiGLU of experts' rows with FP8 requantisation: the kernel in CUDA and the one in CuTe DSL.
+"""The function between the products of experts, in the kernels in CUDA and the one in CuTe DSL.
 
-Half of the shapes have padding: a quarter of the rows belongs to no expert and is not read.
+SwiGLU with scales of groups has both; half of the shapes have padding: a quarter of the rows
+belongs to no expert and is not read. Other outputs and functions have the kernels in CUDA.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from _harness import Case
 from _script import script
 
 from precast.fused_moe import moe_activation_reference
+from precast.tllm_enums import ActivationType
 
 DTYPES = ("bf16", "f16")
 BACKENDS = ("cuda", "cute_dsl")
@@ -55,6 +57,45 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                     bind,
                     eager=lambda x, indices, *outputs: moe_activation_reference(x, indices),
                 )
+    yield from _other_cases(dtype)
+
+
+def _other_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """gpt-oss' function, 16-bit results, and codes by a given scale; rows of 8 experts."""
+    bias = {"activation_type": ActivationType.SwigluBias}
+    for rows, columns in SHAPES[:3]:
+        for what, size, options in (
+            ("numbers", dtype.itemsize, {"out_dtype": dtype}),
+            ("codes", 1, {"quant_scale": True}),
+            ("SwigluBias, numbers", dtype.itemsize, {"out_dtype": dtype, **bias}),
+        ):
+
+            def make(
+                rows: int = rows, columns: int = columns, options: dict[str, Any] = options
+            ) -> tuple[Any, ...]:
+                x = torch.randn(rows, 2 * columns, dtype=dtype, device="cuda")
+                experts = (torch.arange(rows, device=x.device) * 8 // rows).int()
+                with_bias = "activation_type" in options
+                added = torch.randn(8, 2 * columns, dtype=dtype, device="cuda")
+                by = torch.full((1,), 16.0, device=x.device) if "quant_scale" in options else None
+                return x, experts, added if with_bias else None, by
+
+            def bind(
+                fn: Callable[..., Any], options: dict[str, Any] = options
+            ) -> Callable[..., Any]:
+                rest = {key: value for key, value in options.items() if key != "quant_scale"}
+                return lambda x, experts, added, by: fn(
+                    x, experts, bias=added, quant_scale=by, **rest
+                )
+
+            yield Case(
+                "moe_activation",
+                f"[{rows}, 2x{columns}], {what}, cuda",
+                rows * (columns * (2 * dtype.itemsize + size) + 4),
+                make,
+                bind,
+                eager=bind(moe_activation_reference),
+            )
 
 
 if __name__ == "__main__":

@@ -9,12 +9,29 @@
 # By its full path, which an activated environment does not change.
 PYTHON=$(command -v "${PYTHON:-python3}")
 TORCH=${TORCH:-torch==2.13.0}
-_step=0
+_step=0 _step_start=0 _step_text="" _step_times=""
 
 # step TEXT: the line that starts a step, with its number and the seconds since the script started.
 step() {
-  _step=$((_step + 1))
+  _end_step
+  _step=$((_step + 1)) _step_start=$SECONDS _step_text=$*
   printf '\n== [%s%s, %d s] %s\n' "$_step" "${STEPS:+/$STEPS}" "$SECONDS" "$*"
+}
+
+_end_step() {
+  if [ -n "$_step_text" ]; then
+    _step_times+=$(printf '%6d s  %s' $((SECONDS - _step_start)) "$_step_text")$'\n'
+  fi
+  _step_text=""
+}
+
+# print_step_times [BUDGET]: the seconds of each step and of all, and a warning above BUDGET seconds.
+print_step_times() {
+  _end_step
+  printf '\n== seconds\n%s%6d s  in all\n' "$_step_times" "$SECONDS"
+  if [ $# -gt 0 ] && [ "$SECONDS" -gt "$1" ]; then
+    printf 'warning: these are more than %d s. Fix: see which step and which tests became slower\n' "$1"
+  fi
 }
 
 die() {

@@ -9,9 +9,13 @@
 # TORCH       what pip installs otherwise (torch==2.13.0)
 # TEST_VENV   where the environment is kept (build/test-venv)
 # TEST_ALL    set: test all of that of which other runs test a sample, as every night
+#
+# A change waits for this script, so a whole run on two processors that nobody else uses is to take at
+# most BUDGET seconds. The last lines say what each step took, and above them which tests took long.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 STEPS=$(($# > 0 ? 2 : 3))
+BUDGET=1200
 . ci/common.sh
 
 # Settings of the environment must not change what a test does.
@@ -38,8 +42,14 @@ step "style, types and workflows, beside the tests of the GPU layers"
 # Tests that time a GPU or count its memory run alone on it. They come first, so that the last summary
 # is that of the tests which every machine runs. Lint is done before pytest has collected them.
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-./ci/lint.sh >"$log" 2>&1 &
+budget=("$BUDGET")
+if [ -n "${TEST_ALL:-}" ]; then budget=(); fi
+trap 'rm -f "$log"; print_step_times "${budget[@]}"' EXIT
+(
+  begin=$SECONDS
+  ./ci/lint.sh
+  printf 'ci/lint.sh took %d s\n' $((SECONDS - begin))
+) >"$log" 2>&1 &
 lint=$!
 tests_status=0 lint_status=0
 python -m pytest tests/gpu tests/peer || tests_status=$?
@@ -55,4 +65,4 @@ step "tests"
 # Files start in the order of their folders: tests/build, which takes longest, comes first.
 workers=$(nproc)
 OMP_NUM_THREADS=1 python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile \
-  --no-loadscope-reorder --ignore=tests/gpu --ignore=tests/peer tests
+  --no-loadscope-reorder --times --ignore=tests/gpu --ignore=tests/peer tests

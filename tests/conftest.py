@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from run_times import pytest_addoption, pytest_terminal_summary
 
 from precast._plan.places import SOURCE_FOLDERS
+
+__all__ = ["clean_environment", "pytest_addoption", "pytest_terminal_summary", "tree"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -32,6 +32,18 @@ class Experts:
     dtype: torch.dtype
     scales: list[torch.Tensor] | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: Of MXFP4: the numbers of both weights, in bfloat16, which holds them exactly.
+    values: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def use_mxfp4(self, fc1: torch.Tensor, fc2: torch.Tensor) -> None:
+        """Take these weights in MXFP4, interleaved as an engine does it."""
+        (first, first_scale, x), (second, second_scale, y) = mxfp4(fc1), mxfp4(fc2)
+        weight = precast.fused_moe.interleave_moe_weights_for_sm90_mixed_gemm
+        scale = precast.fused_moe.interleave_moe_scales_for_sm90_mixed_gemm
+        self.fc1, self.fc2 = weight(first, "fp4"), weight(second)
+        self.scales = [scale(first_scale).view(torch.int32), scale(second_scale, 32)]
+        self.values = x, y
+        self.options["use_w4_group_scaling"] = True
 
     def run(self, **more: Any) -> torch.Tensor:
         result = precast.fused_moe.cutlass_fused_moe(
@@ -46,6 +58,34 @@ class Experts:
     @property
     def is_blocks(self) -> bool:
         return bool(self.options.get("use_deepseek_fp8_block_scale"))
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.scales is not None and self.values is None
+
+    @property
+    def sizing(self) -> dict[str, Any]:
+        """What the size of a workspace depends on, besides sizes and ranks."""
+        return {
+            "x_dtype": self.x.dtype,
+            "weight_dtype": self.fc1.dtype,
+            "use_deepseek_fp8_block_scale": self.is_blocks,
+            "use_w4_group_scaling": self.values is not None,
+        }
+
+    def of_rank(self, at: slice, **options: Any) -> Experts:
+        """The same call with some of the experts, those of one rank."""
+        part = dataclasses.replace(
+            self, fc1=self.fc1[at], fc2=self.fc2[at], options={**self.options, **options}
+        )
+        if self.scales is not None:
+            part.scales = [s if s.dim() == 0 else s[at].contiguous() for s in self.scales]
+        if self.values is not None:
+            part.values = self.values[0][at], self.values[1][at]
+        for name in ("fc1_expert_biases", "fc2_expert_biases"):
+            if name in part.options:
+                part.options[name] = part.options[name][at]
+        return part
 
     def plain(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The result in float64, with the quantisation of FP8, and how long rows may be.
@@ -75,7 +115,7 @@ class Experts:
                 y = _pointwise(act, y)
             h, second = y.norm(dim=1), self._second(y, e)
             usual = self._second_weight(e).norm() / y.shape[1] ** 0.5
-            if self.scales is not None and not self.is_blocks:
+            if self.is_fp8 and not self.is_blocks:
                 usual = usual * self._quant_scale(e)
             y, length = second, h * usual + second.norm(dim=1)
             if o.get("fc2_expert_biases") is not None and o.get("tp_rank", 0) == 0:
@@ -88,6 +128,8 @@ class Experts:
         return sums, lengths
 
     def _first(self, x: torch.Tensor, e: int) -> torch.Tensor:
+        if self.values is not None:
+            return x.double() @ self.values[0][e].double().T
         if self.scales is None:
             return x.double() @ self.fc1[e].double().T
         if self.is_blocks:
@@ -97,12 +139,14 @@ class Experts:
     def _second(self, h: torch.Tensor, e: int) -> torch.Tensor:
         if self.scales is not None and self.is_blocks:
             h = _rounded(h.float())
-        elif self.scales is not None:
+        elif self.is_fp8:
             h = saturated(h.float() * self._quant_scale(e), E4M3).double()
         return h @ self._second_weight(e).T
 
     def _second_weight(self, e: int) -> torch.Tensor:
         """What the second product multiplies by, with all of its scales."""
+        if self.values is not None:
+            return self.values[1][e].double()
         if self.scales is None:
             return self.fc2[e].double()
         if self.is_blocks:
@@ -119,7 +163,7 @@ class Experts:
         want, lengths = self.plain()
         assert got.shape == want.shape
         error = (got.double() - want).norm(dim=1)
-        if self.scales is None:
+        if not self.is_fp8:
             allowed = UNITS * torch.finfo(self.dtype).eps / 2
         else:
             allowed = FP8_ERROR
@@ -188,6 +232,20 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.reshape(weight.shape), scales
 
 
+def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Round a weight ``[experts, n, k]`` to MXFP4: packed numbers, scales, values in bf16."""
+    groups = weight.float().unflatten(2, (-1, 32))
+    exponent = (groups.abs().amax(3) / 6).log2().ceil().clamp(min=-126)
+    steps = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
+    ratio = groups / exponent.exp2()[..., None]
+    between = (steps[1:] + steps[:-1]) / 2
+    codes = torch.bucketize(ratio.abs().contiguous(), between).byte()
+    values = steps[codes.long()].copysign(ratio) * exponent.exp2()[..., None]
+    codes = (codes | ratio.signbit().byte() << 3).flatten(2)
+    packed = codes[..., ::2] | codes[..., 1::2] << 4
+    return packed, (exponent + 127).byte(), values.flatten(2).bfloat16()
+
+
 def random_selection(
     tokens: int, slots: int, experts: int, generator: torch.Generator, skew: float = 0.0
 ) -> torch.Tensor:
@@ -241,6 +299,8 @@ def draw(
     call = Experts(x.to(dtype), selected, weights, fc1, fc2, dtype, None, options)
     if mode == "half":
         call.fc1, call.fc2 = fc1.to(dtype), fc2.to(dtype)
+    elif mode == "mxfp4":
+        call.use_mxfp4(fc1, fc2)
     elif mode == "blocks":
         (call.fc1, first), (call.fc2, second) = quantised(fc1), quantised(fc2)
         call.scales = [first, second]

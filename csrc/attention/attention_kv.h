@@ -28,7 +28,7 @@ inline int64_t kv_bytes() { return to_dl(attention_dtype_kv).bits / 8; }
 template <bool kSm90>
 void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorView out,
                OptionalTensor lse, OptionalTensor sinks, TensorView block, double sm_factor,
-               double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
+               double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale, int64_t pdl) {
   const char* op = kSm90 ? sm90_name("run_paged_sm90", "run_paged_sm90_fp8") : "run_paged";
   const Arg queries = PRECAST_ARG(op, q);
   const Arg keys = {op, v_cache.has_value() ? "paged_kv_cache[0]" : "paged_kv_cache", k_cache};
@@ -56,13 +56,13 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorV
   p.k = cache_of(keys, 0, entry, head, 0, 1);
   p.v = cache_of(values, 0, entry, head, has_both, 1);
   p.num_pages = static_cast<uint32_t>(pages);
-  launch_run(queries, p, enable_pdl);
+  launch_run(queries, p, pdl);
 }
 
 template <bool kSm90>
 void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, OptionalTensor lse,
                 OptionalTensor sinks, TensorView block, double sm_factor, double out_scale,
-                OptionalTensor qk_scale, OptionalTensor v_scale, bool enable_pdl) {
+                OptionalTensor qk_scale, OptionalTensor v_scale, int64_t pdl) {
   const char* op = kSm90 ? sm90_name("run_ragged_sm90", "run_ragged_sm90_fp8") : "run_ragged";
   const Arg queries = PRECAST_ARG(op, q);
   const Arg keys = PRECAST_ARG(op, k);
@@ -95,7 +95,7 @@ void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, Option
   p.k = cache_of(keys, 0, -1, 1, 0, 0);
   p.v = cache_of(values, 0, -1, 1, 0, 0);
   p.num_pages = static_cast<uint32_t>(tokens);
-  launch_run(queries, p, enable_pdl);
+  launch_run(queries, p, pdl);
 }
 
 }  // namespace precast

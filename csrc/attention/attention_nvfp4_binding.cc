@@ -37,7 +37,7 @@ AttentionScales scales_of(const Half& half, bool hnd) {
 void run_paged_nvfp4(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorView k_sf,
                      OptionalTensor v_sf, TensorView out, OptionalTensor lse, OptionalTensor sinks,
                      TensorView block, double sm_factor, double out_scale, OptionalTensor qk_scale,
-                     OptionalTensor v_scale, bool enable_pdl) {
+                     OptionalTensor v_scale, int64_t pdl) {
   const char* op = "run_paged_nvfp4";
   const Arg queries = PRECAST_ARG(op, q);
   check_cuda(queries);
@@ -90,7 +90,7 @@ void run_paged_nvfp4(TensorView q, TensorView k_cache, OptionalTensor v_cache, T
     p.k_scales.page_stride = p.k_scales.entry_stride = p.k_scales.head_stride = 0;
     p.v_scales.page_stride = p.v_scales.entry_stride = p.v_scales.head_stride = 0;
   }
-  launch_run(queries, p, enable_pdl);
+  launch_run(queries, p, pdl);
 }
 
 }  // namespace

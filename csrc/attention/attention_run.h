@@ -175,9 +175,14 @@ inline void place_missing_pages(AttentionParams& p) {
   p.num_pages = 1;
 }
 
-inline void launch_run(const Arg& q, AttentionParams& p, bool enable_pdl) {
+// `pdl` is 0 without PDL, 1 with it, 2 and 3 for the first and the second of two launches that
+// overlap.
+inline void launch_run(const Arg& q, AttentionParams& p, int64_t pdl) {
   place_missing_pages(p);
-  launch_on(q, [&](cudaStream_t stream) { return attention(p, enable_pdl, stream); });
+  PRECAST_CHECK(pdl >= 0 && pdl <= 3, ValueError)
+      << q.op << ": enable_pdl must be 0, 1, 2 or 3, got " << pdl;
+  p.overlap = pdl > 1 ? static_cast<Overlap>(pdl - 1) : Overlap::none;
+  launch_on(q, [&](cudaStream_t stream) { return attention(p, pdl != 0, stream); });
 }
 
 }  // namespace precast

@@ -6,13 +6,16 @@ namespace precast {
 
 // csrc/moe/moe_finalize.cu
 extern const DType moe_finalize_dtype;
+extern const DType moe_finalize_dtype_o;
 cudaError_t moe_finalize(const MoeFinalizeParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
 
-void moe_finalize_entry(TensorView input, TensorView indices, TensorView weights, TensorView out,
-                        bool enable_pdl) {
-  moe_finalize_call(moe_finalize_dtype, input, indices, weights, out,
+void moe_finalize_entry(TensorView input, TensorView permuted_rows, OptionalTensor weights,
+                        OptionalTensor row_experts, OptionalTensor scale, TensorView out,
+                        OptionalTensor bias, bool enable_pdl) {
+  moe_finalize_call(moe_finalize_dtype, moe_finalize_dtype_o, input, permuted_rows, weights,
+                    row_experts, scale, out, bias,
                     [&](const MoeFinalizeParams& params, cudaStream_t stream) {
                       return moe_finalize(params, enable_pdl, stream);
                     });

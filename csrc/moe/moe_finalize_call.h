@@ -3,53 +3,67 @@
 #pragma once
 
 #include "core/ffi_export.h"
-#include "core/tensor_matcher.h"
-#include "moe/row_checks.h"
+#include "moe/expert_checks.h"
 #include "precast/moe/moe_finalize.cuh"
 
 namespace precast {
 
 // Checks the arguments and calls launch(params, stream), unless there is nothing to write.
 template <typename Launch>
-void moe_finalize_call(DType dtype, const TensorView& input, const TensorView& indices,
-                       const TensorView& weights, const TensorView& out, const Launch& launch) {
+void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
+                       const TensorView& permuted_rows, const OptionalTensor& weights,
+                       const OptionalTensor& row_experts, const OptionalTensor& scale,
+                       const TensorView& out, const OptionalTensor& bias, const Launch& launch) {
   const char* op = "moe_finalize";
-  const Arg in = PRECAST_ARG(op, input);
-  const Arg places = PRECAST_ARG(op, indices);
-  const Arg factors = PRECAST_ARG(op, weights);
-  const Arg sums = PRECAST_ARG(op, out);
-  TensorMatch(in).cuda().dtype(dtype).rank(2, 2).unit_stride();
-  TensorMatch(places).same_device(in).dtype(kInt32).rank(2, 2).contiguous();
-  const int64_t tokens = indices.size(0), topk = indices.size(1), columns = input.size(1);
-  PRECAST_CHECK(topk >= 1 && topk <= kMaxMoeTopK, ValueError)
-      << places.what() << " must have 1 to " << kMaxMoeTopK << " columns, got shape "
-      << to_string(indices.shape());
-  PRECAST_CHECK(columns % (kVecBytes / 2) == 0 && columns <= kMaxMoeColumns, ValueError)
-      << in.what() << " must have a multiple of " << kVecBytes / 2 << " columns up to "
-      << kMaxMoeColumns << ", got shape " << to_string(input.shape());
-  TensorMatch(factors).same_device(in).dtype(DType::f32).shape({tokens, topk}).contiguous();
-  TensorMatch(sums).same_device(in).dtype(dtype).shape({tokens, columns}).unit_stride_output();
-  check_elements_apart(sums);
-  check_written({sums}, {in, places, factors});
-  if (tokens == 0 || columns == 0) return;
-  check_rows_aligned(in, kVecBytes);
-  check_rows_aligned(sums, kVecBytes);
-  check_row_count(in, input.size(0));
-  check_row_count(places, tokens);
-  const ItemPlan plan = plan_items(static_cast<uint32_t>(tokens), columns, kVecBytes / 2);
-  PRECAST_CHECK(plan.fits, ValueError)
-      << sums.what() << " must have at most " << kMaxItems << " items of " << kVecBytes
-      << " bytes, got shape " << to_string(out.shape()) << "; call on parts of it";
+  const TensorMatcher match(op);
+  const TensorMatch in = match(input, "input");
+  const TensorMatch rows = match(permuted_rows, "permuted_rows");
+  const TensorMatch to = match(out, "out");
+  in.cuda().dtype(dtype);
+  check_expert_matrix(in, kVecBytes / 2, false);
+  const int64_t count = input.size(0), columns = input.size(1);
+  to.same_device(in).dtype(dtype_o);
+  check_expert_matrix(to, kVecBytes / 2, true);
+  const int64_t tokens = out.size(0);
+  to.shape({tokens, columns}).elements_apart();
   MoeFinalizeParams params = {};
-  params.rows = data_of(input);
-  params.indices = static_cast<const int32_t*>(data_of(indices));
-  params.weights = static_cast<const float*>(data_of(weights));
+  params.slots = slots_of(rows, in, tokens, count);
+  params.weights = match.optional<const float>(weights, "weights", [&](const TensorMatch& by) {
+    by.same_device(in).dtype(DType::f32).shape({tokens, permuted_rows.size(1)}).contiguous();
+  });
+  params.row_experts = match.optional<const int32_t>(
+      row_experts, "row_experts",
+      [&](const TensorMatch& of) { of.same_device(in).dtype(kInt32).shape({count}).contiguous(); });
+  Dim experts("experts");
+  params.scale = match.optional<const float>(scale, "scale", [&](const TensorMatch& by) {
+    by.same_device(in).dtype(DType::f32).shape({experts}).contiguous();
+  });
+  params.bias = match.optional<void>(bias, "bias", [&](const TensorMatch& with) {
+    const Arg& arg = with;
+    with.same_device(in).dtype(dtype_o).shape({experts, columns}).contiguous();
+    if (arg.tensor.numel() > 0) with.aligned();
+  });
+  const bool differs = scale.has_value() || bias.has_value();
+  PRECAST_CHECK(!differs || row_experts.has_value(), ValueError)
+      << op << ": row_experts must be given with scale or bias, got None";
+  check_written({TensorMemory(to)}, {TensorMemory(in),
+                                     TensorMemory(rows),
+                                     {op, "weights", weights},
+                                     {op, "row_experts", row_experts},
+                                     {op, "scale", scale},
+                                     {op, "bias", bias}});
+  check_expert_items(to, tokens, columns, kVecBytes / 2);
+  PRECAST_CHECK(!differs || int64_t(experts) > 0 || count == 0, ValueError)
+      << op << ": input must have no rows without experts, got shape " << to_string(input.shape());
+  if (tokens == 0 || columns == 0) return;
+
+  params.input = data_of(input);
   params.out = data_of(out);
-  params.row_stride = input.stride(0);
+  params.input_stride = input.stride(0);
   params.out_stride = out.stride(0);
-  params.count = static_cast<uint32_t>(input.size(0));
-  params.topk = static_cast<int>(topk);
-  params.items = plan.items;
+  params.experts = static_cast<int>(experts);
+  params.columns = columns;
+  params.items = plan_items(static_cast<uint32_t>(tokens), columns, kVecBytes / 2).items;
   launch_on(in, [&](cudaStream_t stream) { return launch(params, stream); });
 }
 

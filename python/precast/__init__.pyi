@@ -90,6 +90,7 @@ from precast._ops.gemm.fp8_grouped import (
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
 from precast._ops.gemm.mm_bf16 import bmm_bf16 as bmm_bf16
 from precast._ops.gemm.mm_bf16 import mm_bf16 as mm_bf16
+from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4 as grouped_mm_mxfp4
 from precast._ops.gemm.router import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
 from precast._ops.gemm.router import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from precast._ops.gemm.scaled_mm import bmm_fp8 as bmm_fp8
@@ -115,19 +116,19 @@ from precast._ops.moe.cutlass_fused_moe import cutlass_fused_moe as cutlass_fuse
 from precast._ops.moe.cutlass_fused_moe import (
     cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size,
 )
-from precast._ops.moe.expert_activation import expert_activation as expert_activation
-from precast._ops.moe.expert_activation import (
-    expert_activation_block_quant as expert_activation_block_quant,
-)
-from precast._ops.moe.expert_activation import expert_activation_quant as expert_activation_quant
 from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
 from precast._ops.moe.hash_topk import hash_topk as hash_topk
+from precast._ops.moe.mixed_gemm import (
+    interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm,
+)
+from precast._ops.moe.mixed_gemm import (
+    interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm,
+)
 from precast._ops.moe.moe_activation import moe_activation as moe_activation
 from precast._ops.moe.moe_finalize import moe_finalize as moe_finalize
 from precast._ops.moe.moe_permute import moe_permute as moe_permute
 from precast._ops.moe.moe_permute import moe_permute_quant as moe_permute_quant
 from precast._ops.moe.moe_sort import moe_sort as moe_sort
-from precast._ops.moe.moe_unpermute import moe_unpermute as moe_unpermute
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (

@@ -7,27 +7,22 @@ behind the second one.
 
 from __future__ import annotations
 
-from precast._ops.moe._activation_reference import (
-    expert_activation_block_quant_reference,
-    expert_activation_quant_reference,
-    expert_activation_reference,
-)
+from precast._ops.moe._activation_reference import moe_activation_reference
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
 from precast._ops.moe.cutlass_fused_moe import (
     cutlass_fused_moe,
     cutlass_fused_moe_workspace_size,
-)
-from precast._ops.moe.expert_activation import (
-    expert_activation,
-    expert_activation_block_quant,
-    expert_activation_quant,
 )
 from precast._ops.moe.fused_topk_deepseek import (
     fused_topk_deepseek,
     fused_topk_deepseek_reference,
 )
 from precast._ops.moe.hash_topk import hash_topk, hash_topk_reference
-from precast._ops.moe.moe_activation import moe_activation, moe_activation_reference
+from precast._ops.moe.mixed_gemm import (
+    interleave_moe_scales_for_sm90_mixed_gemm,
+    interleave_moe_weights_for_sm90_mixed_gemm,
+)
+from precast._ops.moe.moe_activation import moe_activation
 from precast._ops.moe.moe_finalize import moe_finalize, moe_finalize_reference
 from precast._ops.moe.moe_permute import (
     moe_permute,
@@ -36,22 +31,17 @@ from precast._ops.moe.moe_permute import (
     moe_permute_reference,
 )
 from precast._ops.moe.moe_sort import moe_sort, moe_sort_reference
-from precast._ops.moe.moe_unpermute import moe_unpermute, moe_unpermute_reference
 
 __all__ = [
     "cutlass_fused_moe",
     "cutlass_fused_moe_reference",
     "cutlass_fused_moe_workspace_size",
-    "expert_activation",
-    "expert_activation_block_quant",
-    "expert_activation_block_quant_reference",
-    "expert_activation_quant",
-    "expert_activation_quant_reference",
-    "expert_activation_reference",
     "fused_topk_deepseek",
     "fused_topk_deepseek_reference",
     "hash_topk",
     "hash_topk_reference",
+    "interleave_moe_scales_for_sm90_mixed_gemm",
+    "interleave_moe_weights_for_sm90_mixed_gemm",
     "moe_activation",
     "moe_activation_reference",
     "moe_finalize",
@@ -62,6 +52,4 @@ __all__ = [
     "moe_permute_reference",
     "moe_sort",
     "moe_sort_reference",
-    "moe_unpermute",
-    "moe_unpermute_reference",
 ]

@@ -24,6 +24,7 @@ from precast._ops.gemm.mm_bf16 import (
     mm_bf16,
     mm_bf16_reference,
 )
+from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4, grouped_mm_mxfp4_reference
 from precast._ops.gemm.router import (
     mm_M1_16_K7168_N128,
     mm_M1_16_K7168_N128_reference,
@@ -64,6 +65,8 @@ __all__ = [
     "grouped_mm_bf16_reference",
     "grouped_mm_fp8",
     "grouped_mm_fp8_reference",
+    "grouped_mm_mxfp4",
+    "grouped_mm_mxfp4_reference",
     "mm_M1_16_K7168_N128",
     "mm_M1_16_K7168_N128_reference",
     "mm_M1_16_K7168_N256",

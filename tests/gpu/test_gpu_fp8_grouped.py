@@ -133,8 +133,7 @@ def launch(
         k_major = function is not group_gemm_fp8_nt_groupwise
         for i in (2, 3):
             given[i] = in_words(given[i]) if k_major else in_words(given[i].mT).mT
-    if "choice" in state:
-        options["choice"] = state["choice"]
+    options.update({key: state[key] for key in ("choice", "backend") if key in state})
     if "graph" not in state:
         assert function(*given, out=out, **options) is out
         return out

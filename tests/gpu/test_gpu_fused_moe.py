@@ -15,7 +15,7 @@ import precast
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
-MODES = ("half", "fp8", "blocks")
+MODES = ("half", "fp8", "blocks", "mxfp4")
 DTYPES = (torch.bfloat16, torch.float16)
 CASES = int(os.environ.get("PRECAST_MOE_CASES", "2000"))
 
@@ -31,7 +31,11 @@ def test_every_function(
 ) -> None:
     for biases in (False, True):
         call = draw(67, 3, 5, 256, 128, generator, dtype, mode, act, biases)
-        call.check(call.run())
+        if mode == "mxfp4" and dtype == torch.float16:
+            with pytest.raises(BackendSupportedError, match=r"torch\.float16 tokens"):
+                call.run()
+        else:
+            call.check(call.run())
 
 
 @modes
@@ -82,22 +86,12 @@ def test_ranks_add_up_to_the_whole(mode: str, generator: torch.Generator) -> Non
     sums = torch.zeros_like(want)
     for rank in range(4):
         at = slice(3 * rank, 3 * rank + 3)
-        part = Experts(
-            *(whole.x, whole.selected, whole.weights, whole.fc1[at], whole.fc2[at], whole.dtype),
-            None if whole.scales is None else [_of_rank(s, at) for s in whole.scales],
-            {**whole.options, "ep_size": 4, "ep_rank": rank},
-        )
-        for name in ("fc1_expert_biases", "fc2_expert_biases"):
-            part.options[name] = whole.options[name][at]
+        part = whole.of_rank(at, ep_size=4, ep_rank=rank)
         got = part.run()
         part.check(got)
         assert (got[::7] == 0).all()
         sums += got.double()
     assert ((sums - want).norm(dim=1) <= FP8_ERROR * lengths).all()
-
-
-def _of_rank(scale: torch.Tensor, at: slice) -> torch.Tensor:
-    return scale if scale.dim() == 0 else scale[at].contiguous()
 
 
 @modes
@@ -139,11 +133,7 @@ def test_what_the_workspace_holds_does_not_matter(mode: str, generator: torch.Ge
     """All bits set are NaN in every type; rows that no slot has stay so."""
     call = draw(97, 5, 8, 128, 128, generator, mode=mode, ep_size=2)
     size = precast.fused_moe.cutlass_fused_moe_workspace_size(
-        *(97, 128, 128, 16, 5),
-        x_dtype=call.x.dtype,
-        weight_dtype=call.fc1.dtype,
-        ep_size=2,
-        use_deepseek_fp8_block_scale=call.is_blocks,
+        *(97, 128, 128, 16, 5), ep_size=2, **call.sizing
     )
     memory = Buffer(size)
     out = Buffer(97, 128, dtype=torch.bfloat16)
@@ -164,7 +154,7 @@ def test_what_the_workspace_holds_does_not_matter(mode: str, generator: torch.Ge
 
 
 def _weights_of(call: Experts) -> tuple[Any, ...]:
-    return call.fc1, call.fc2, call.dtype, call.scales, call.options
+    return call.fc1, call.fc2, call.dtype, call.scales, call.options, call.values
 
 
 @modes
@@ -210,12 +200,7 @@ def test_compiled(mode: str, generator: torch.Generator) -> None:
 def test_a_chain_is_the_same_with_and_without_pdl(mode: str, generator: torch.Generator) -> None:
     """Each step reads what the kernel before it wrote; a missing wait shows as a difference."""
     call = draw(256, 4, 8, 256, 256, generator, mode=mode)
-    size = precast.fused_moe.cutlass_fused_moe_workspace_size(
-        *(256, 256, 256, 8, 4),
-        x_dtype=call.x.dtype,
-        weight_dtype=call.fc1.dtype,
-        use_deepseek_fp8_block_scale=call.is_blocks,
-    )
+    size = precast.fused_moe.cutlass_fused_moe_workspace_size(*(256, 256, 256, 8, 4), **call.sizing)
     memory = torch.empty(size, dtype=torch.uint8, device="cuda")
     selections = [call.selected.clone(), call.selected.flip(0), call.selected.roll(1, 0)]
 
@@ -235,7 +220,8 @@ def test_errors_leave_the_output_alone(generator: torch.Generator) -> None:
     call = draw(16, 2, 4, 128, 128, generator, biases=True)
     out = Buffer(16, 128, dtype=torch.bfloat16)
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"use_w4_group_scaling": True}, BackendSupportedError, "calls with use_w4_group_scaling"),
+        ({"use_w4_group_scaling": True}, BackendSupportedError, "and use_w4_group_scaling; there"),
+        ({"use_packed_weights": True}, BackendSupportedError, "calls with use_packed_weights"),
         ({"min_latency_mode": True}, BackendSupportedError, "calls with min_latency_mode"),
         ({"backend": "cake"}, BackendSupportedError, "backend='cake'"),
         ({"activation_type": 7}, BackendSupportedError, "SwigluStep; there are Gelu, Relu"),
@@ -291,13 +277,14 @@ def test_random_calls(generator: torch.Generator) -> None:
 
     for _ in range(CASES):
         mode, tokens = of(*MODES), of(0, 1, 2, 3, 5, 8, 13, 16, 31, 64, 100, 257)
-        block = 128 if mode == "blocks" else 16
+        block = 128 if mode in ("blocks", "mxfp4") else 16
         sizes = [block * of(1, 2, 3, 4) for _ in range(2)]
         experts, slots = of(1, 2, 3, 5, 8, 16), of(1, 2, 3, 4, 6, 8, 10)
         ep_size = of(1, 1, 2, 3)
         options: dict[str, Any] = {"ep_rank": of(*range(ep_size))}
+        dtype = torch.bfloat16 if mode == "mxfp4" else of(*DTYPES)
         call = draw(
-            *(tokens, slots, experts, *sizes, generator, of(*DTYPES), mode, of(*COMPUTED)),
+            *(tokens, slots, experts, *sizes, generator, dtype, mode, of(*COMPUTED)),
             *(of(False, True), ep_size, of(0.0, 1.0, 3.0)),
             **options,
         )

@@ -11,11 +11,13 @@ import pytest
 import torch
 from block_calls import FILL, Buffer
 from moe_backends import BACKENDS, usable
+from moe_support import COMPUTED
 
 import precast
 from precast.errors import BackendSupportedError
 from precast.fused_moe import moe_activation_reference
 from precast.testing import assert_close
+from precast.tllm_enums import ActivationType
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 
@@ -30,8 +32,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 class Call:
     """One call in guarded buffers."""
 
-    def __init__(self, x: torch.Tensor, m_indices: torch.Tensor | None = None) -> None:
-        self.x, self.m_indices = x, m_indices
+    def __init__(self, x: torch.Tensor, row_experts: torch.Tensor | None = None) -> None:
+        self.x, self.row_experts = x, row_experts
         rows, columns = x.shape[0], x.shape[1] // 2
         self.out = Buffer(rows, columns, dtype=torch.float8_e4m3fn)
         self.scale = Buffer(columns // 128, rows, dtype=torch.float32)
@@ -41,7 +43,7 @@ class Call:
             buffer.bytes.fill_(FILL)
         precast.moe_activation(
             self.x,
-            self.m_indices,
+            self.row_experts,
             out=self.out.view,
             out_scale=self.scale.view,
             backend=backend,
@@ -53,8 +55,8 @@ class Call:
         for buffer in (self.out, self.scale):
             buffer.check()
         valid = torch.ones(len(self.x), dtype=torch.bool, device="cuda")
-        if self.m_indices is not None:
-            valid = self.m_indices >= 0
+        if self.row_experts is not None:
+            valid = self.row_experts >= 0
         for buffer in (self.out.view, self.scale.view.T):
             left = buffer[~valid].contiguous().view(torch.uint8)
             assert (left == FILL).all(), "a row of no expert was written"
@@ -84,8 +86,8 @@ def draw(
     rows: int, columns: int, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x = 2 * torch.randn(rows, 2 * columns, device="cuda", generator=generator)
-    m_indices = torch.randint(-2, 8, (rows,), device="cuda", generator=generator).int()
-    return x.to(dtype), m_indices
+    row_experts = torch.randint(-2, 8, (rows,), device="cuda", generator=generator).int()
+    return x.to(dtype), row_experts
 
 
 @dtypes
@@ -94,8 +96,8 @@ def test_numbers(
     columns: int, dtype: torch.dtype, backend: str, generator: torch.Generator
 ) -> None:
     for rows in (1, 2, 3, 17, 130, 1025):
-        x, m_indices = draw(rows, columns, dtype, generator)
-        for indices in (None, m_indices, torch.full_like(m_indices, -1)):
+        x, row_experts = draw(rows, columns, dtype, generator)
+        for indices in (None, row_experts, torch.full_like(row_experts, -1)):
             call = Call(x, indices)
             call.run("cuda")
             wanted = call.out.bytes.clone(), call.scale.bytes.clone()
@@ -108,10 +110,10 @@ def test_numbers(
 def test_what_rows_of_no_expert_hold_matters_to_none(
     backend: str, generator: torch.Generator
 ) -> None:
-    x, m_indices = draw(300, 512, torch.bfloat16, generator)
-    m_indices[::3] = -1
-    x[m_indices < 0] = torch.nan
-    call = Call(x, m_indices)
+    x, row_experts = draw(300, 512, torch.bfloat16, generator)
+    row_experts[::3] = -1
+    x[row_experts < 0] = torch.nan
+    call = Call(x, row_experts)
     call.run(backend)
     call.check()
 
@@ -131,16 +133,16 @@ def test_numbers_that_are_not_finite(backend: str) -> None:
 
 
 def test_strides(backend: str, generator: torch.Generator) -> None:
-    wide, m_indices = draw(67, 512, torch.bfloat16, generator)
+    wide, row_experts = draw(67, 512, torch.bfloat16, generator)
     x = wide[:, 256 : 256 + 512]
     out = torch.zeros(67, 384, device="cuda").to(torch.float8_e4m3fn)
     scale = torch.zeros(5, 96, device="cuda")
     precast.moe_activation(
-        x, m_indices, out=out[:, 64:320], out_scale=scale[1:5:2, 8:75], backend=backend
+        x, row_experts, out=out[:, 64:320], out_scale=scale[1:5:2, 8:75], backend=backend
     )
-    call = Call(x.contiguous(), m_indices)
+    call = Call(x.contiguous(), row_experts)
     call.run(backend)
-    valid = m_indices >= 0
+    valid = row_experts >= 0
     assert torch.equal(
         out[:, 64:320][valid].view(torch.uint8), call.out.view[valid].view(torch.uint8)
     )
@@ -149,7 +151,102 @@ def test_strides(backend: str, generator: torch.Generator) -> None:
     assert (scale[::2] == 0).all() and (scale[:, 75:] == 0).all() and (scale[:, :8] == 0).all()
 
 
+def activation_call(
+    act: ActivationType, dtype: torch.dtype, generator: torch.Generator, full: bool
+) -> tuple[list[Any], int]:
+    """Arguments from ``x`` to ``scale``, and the rows of experts."""
+    experts, rows, columns = 5, 131, 256
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, device="cuda") + 0.5
+
+    inputs = 2 * columns if act.is_gated else columns
+    x = (3 * torch.randn(rows, inputs, generator=generator, device="cuda")).to(dtype)
+    offsets = torch.tensor([0, 40, 40, 41, 100, 117], dtype=torch.int32, device="cuda")
+    of = torch.bucketize(torch.arange(rows, device="cuda"), offsets[1:], right=True).int()
+    of[117:] = 2**31 - 1
+    x[117:] = torch.nan
+    x[7, 3] = torch.nan
+    numbers: list[Any] = [None] * 5
+    if full:
+        bias = torch.randn(experts, inputs, generator=generator, device="cuda")
+        numbers = [bias.to(dtype), uniform(experts), uniform(experts), uniform(experts) * 2]
+        numbers.append(uniform(experts))
+        numbers[3][2] *= -1  # A negative limit means what the formula says.
+    return [x, of, offsets, act, *numbers], 117
+
+
+@dtypes
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("act", COMPUTED, ids=lambda act: act.name)
+def test_every_function(
+    act: ActivationType, full: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    given, rows = activation_call(act, dtype, generator, full)
+    out = Buffer(len(given[0]), 256, dtype=dtype)
+    for gate_first in (False, True):
+        precast.moe_activation(*given, gate_first=gate_first, out=out.view)
+        want = moe_activation_reference(*given, gate_first=gate_first, out_dtype=dtype)
+        assert out.view[7].isnan().sum() == 1
+        assert torch.equal(out.view[:rows].isnan(), want[:rows].isnan())
+        assert_close(out.view[:rows].nan_to_num(), want[:rows].nan_to_num().double())
+        assert (out.view[rows:].contiguous().view(torch.uint8) == FILL).all()
+        out.check()
+    if not full:  # Without numbers, what is no row of an expert is all that is read of the rows.
+        again = precast.moe_activation(given[0], None, *given[2:], gate_first=True, out_dtype=dtype)
+        assert torch.equal(again[:rows].view(torch.int16), out.view[:rows].view(torch.int16))
+
+
+@dtypes
+@pytest.mark.parametrize("act", [ActivationType.SwigluBias, ActivationType.Relu2])
+def test_every_quantised_output(
+    act: ActivationType, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    given, rows = activation_call(act, dtype, generator, True)
+    given[0][7, 3] = 1
+    for by in (torch.tensor(3.0), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])):
+        by = by.to(given[0].device)
+        out = Buffer(len(given[0]), 256, dtype=torch.float8_e4m3fn)
+        assert precast.moe_activation(*given, by, out=out.view) is out.view
+        want = moe_activation_reference(*given, by)
+        assert_close(out.view[:rows], want[:rows].double())
+        assert (out.view[rows:].view(torch.uint8) == FILL).all()
+        out.check()
+    scales = Buffer(2, len(given[0]), dtype=torch.float32)
+    precast.moe_activation(*given, out=out.view, out_scale=scales.view)
+    codes, scale = moe_activation_reference(*given)
+    # sigmoid() is fast.
+    assert (scales.view[:, :rows] / scale[:, :rows] - 1).abs().max() <= 1e-4
+    assert_close(out.view[:rows], codes[:rows].double())
+    assert (out.view[rows:].view(torch.uint8) == FILL).all()
+    out.check()
+    scales.check()
+
+
+def test_rows_behind_the_last_expert_and_both_halves(
+    backend: str, generator: torch.Generator
+) -> None:
+    x, _ = draw(130, 512, torch.bfloat16, generator)
+    offsets = torch.tensor([0, 3, 77], device="cuda").int()
+    x[77:] = torch.nan
+    for indices in (None, torch.randint(-1, 2, (130,), device="cuda", generator=generator).int()):
+        call = Call(x, indices)
+        call.run(backend, expert_offsets=offsets)
+        behind = torch.arange(130, device="cuda") >= 77
+        call.row_experts = torch.where(behind, -1, 0 if indices is None else indices)
+        call.check()
+        turned = Call(torch.cat([*x.chunk(2, dim=1)][::-1], dim=1), indices)
+        turned.run(backend, expert_offsets=offsets, gate_first=False)
+        assert torch.equal(turned.out.bytes, call.out.bytes)
+        assert torch.equal(turned.scale.bytes, call.scale.bytes)
+    call.run(backend, expert_offsets=offsets[:1] + 100)
+    assert (call.out.bytes == FILL).all() and (call.scale.bytes == FILL).all()
+
+
 def test_nothing_to_do(backend: str) -> None:
+    no_rows = torch.empty(0, 512, device="cuda", dtype=torch.bfloat16)
+    expanded = torch.empty(1, 0, device="cuda").expand(2, 0)
+    precast.moe_activation(no_rows, out_scale=expanded, backend=backend)
     for shape in ((0, 256), (3, 0)):
         x = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
         out, scale = precast.moe_activation(x, backend=backend)
@@ -158,11 +255,11 @@ def test_nothing_to_do(backend: str) -> None:
 
 
 def test_errors_leave_outputs_alone(backend: str, generator: torch.Generator) -> None:
-    x, m_indices = draw(6, 256, torch.bfloat16, generator)
-    call = Call(x, m_indices)
+    x, row_experts = draw(6, 256, torch.bfloat16, generator)
+    call = Call(x, row_experts)
     good = {
         "input": x,
-        "m_indices": m_indices,
+        "row_experts": row_experts,
         "out": call.out.view,
         "out_scale": call.scale.view,
     }
@@ -172,10 +269,10 @@ def test_errors_leave_outputs_alone(backend: str, generator: torch.Generator) ->
         ({"input": x.cpu()}, "input must be a CUDA tensor"),
         ({"input": x[0]}, "input must have 2 dimensions"),
         ({"input": x[:, :500]}, "input must have a multiple of 256 columns"),
-        ({"input": odd}, "input must have an address and strides that are a multiple of 16 bytes"),
-        ({"m_indices": m_indices[1:]}, r"m_indices must have shape \[6\], got \[5\]"),
-        ({"m_indices": m_indices.long()}, "m_indices must be int32, got int64"),
-        ({"m_indices": m_indices.cpu()}, "m_indices must be on cuda:0 as input, got cpu"),
+        ({"input": odd}, "input must start at a multiple of 16 bytes"),
+        ({"row_experts": row_experts[1:]}, r"row_experts must have shape \[6\], got \[5\]"),
+        ({"row_experts": row_experts.long()}, "row_experts must be int32, got int64"),
+        ({"row_experts": row_experts.cpu()}, "row_experts must be on cuda:0 as input, got cpu"),
         ({"out": call.out.view.view(torch.int8)}, "out must be float8_e4m3fn, got int8"),
         ({"out": call.out.view[1:]}, r"out must have shape \[6, 256\], got \[5, 256\]"),
         ({"out_scale": call.scale.view.T}, r"out_scale must have shape \[2, 6\], got \[6, 2\]"),
@@ -194,14 +291,14 @@ def test_errors_leave_outputs_alone(backend: str, generator: torch.Generator) ->
 
 
 def test_graph_whose_routing_changes(backend: str, generator: torch.Generator) -> None:
-    x, m_indices = draw(257, 768, torch.bfloat16, generator)
-    call = Call(x, m_indices)
+    x, row_experts = draw(257, 768, torch.bfloat16, generator)
+    call = Call(x, row_experts)
     call.run(backend)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call.run(backend)
     for _ in range(3):
-        m_indices.copy_(m_indices.flip(0) - 1)
+        row_experts.copy_(row_experts.flip(0) - 1)
         x.copy_(x.flip(0))
         graph.replay()
         call.check()
@@ -223,11 +320,11 @@ def test_first_call_is_captured(backend: str) -> None:
 
 
 def test_compile(backend: str, generator: torch.Generator) -> None:
-    x, m_indices = draw(33, 256, torch.bfloat16, generator)
+    x, row_experts = draw(33, 256, torch.bfloat16, generator)
     torch._dynamo.reset()
     call = torch.compile(precast.moe_activation, fullgraph=True)
     for rows in (33, 17):
-        indices = m_indices[:rows].contiguous()
+        indices = row_experts[:rows].contiguous()
         want = precast.moe_activation(x[:rows], indices, backend=backend)
         got = call(x[:rows], indices, backend=backend)
         valid = indices >= 0

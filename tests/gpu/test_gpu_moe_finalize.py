@@ -16,7 +16,9 @@ import precast
 from precast.fused_moe import moe_finalize_reference
 from precast.testing import assert_close
 
-dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+DTYPES = (torch.bfloat16, torch.float16)
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f16"])
 
 
 @pytest.fixture(params=BACKENDS)
@@ -73,6 +75,50 @@ def test_what_no_token_has_matters_to_none(backend: str, generator: torch.Genera
     assert torch.equal(precast.moe_finalize(rows, indices, weights, backend=backend), want)
 
 
+@pytest.mark.parametrize("pair", [(0, 0), (1, 1), (0, 1)], ids=["bf16", "f16", "bf16-f16"])
+def test_scales_and_biases(pair: tuple[int, int], backend: str, generator: torch.Generator) -> None:
+    dtype, out_dtype = (DTYPES[i] for i in pair)
+    for tokens, slots, columns in ((1, 1, 8), (33, 10, 264), (300, 8, 2048), (5, 20, 64)):
+        count = tokens * slots
+        x = torch.randn(count, columns, generator=generator, device="cuda").to(dtype)
+        rows = torch.randperm(count, generator=generator, device="cuda").int().view(tokens, slots)
+        x[rows[:, 0].long()[::2]] = torch.nan  # Rows that no slot names.
+        rows[::2, 0] = -1
+        rows[1::4, slots - 1] = count
+        weights = torch.rand(tokens, slots, generator=generator, device="cuda")
+        of = torch.randint(0, 3, (count,), generator=generator, device="cuda").int()
+        scale = torch.rand(3, generator=generator, device="cuda")
+        bias = torch.randn(3, columns, generator=generator, device="cuda").to(out_dtype)
+        for more in (
+            {},
+            {"weights": weights},
+            {"weights": weights, "row_experts": of, "scale": scale, "bias": bias},
+            {"row_experts": of, "bias": bias},
+        ):
+            out = Buffer(tokens, columns, dtype=out_dtype)
+            precast.moe_finalize(
+                x, rows, out=out.view, out_dtype=out_dtype, backend=backend, **more
+            )
+            want = torch.zeros(tokens, columns, dtype=torch.float64, device="cuda")
+            for slot in range(slots):
+                row = rows[:, slot].long()
+                here = (row >= 0) & (row < count)
+                term = x[row[here]].double()
+                if "scale" in more:
+                    term = term * scale.double()[of.long()[row[here]], None]
+                if "bias" in more:
+                    term = term + bias.double()[of.long()[row[here]]]
+                if "weights" in more:
+                    term = term * weights[here, slot, None].double()
+                want[here] += term
+            error = (out.view.double() - want).abs()
+            eps = torch.finfo(out_dtype).eps
+            assert (error <= eps * want.abs() + 1e-4).all()
+            out.check()
+            again = precast.moe_finalize(x, rows, out_dtype=out_dtype, backend="cuda", **more)
+            assert torch.equal(out.view, again), "the two kernels differ"
+
+
 def test_experts_that_share_a_row_and_no_rows(backend: str) -> None:
     rows = torch.full((1, 16), 2.0, device="cuda").half()
     indices = torch.zeros(5, 6, device="cuda").int()
@@ -110,22 +156,22 @@ def test_strides(backend: str, generator: torch.Generator) -> None:
 def test_errors_leave_the_output_alone(backend: str, generator: torch.Generator) -> None:
     rows, indices, weights = draw(6, 4, 64, torch.bfloat16, generator)
     out = Buffer(6, 64, dtype=torch.bfloat16)
-    good = {"input": rows, "indices": indices, "weights": weights, "out": out.view}
+    good = {"input": rows, "permuted_rows": indices, "weights": weights, "out": out.view}
     function: Any = precast.moe_finalize
     for change, words in (
         ({"input": rows.cpu()}, "input must be a CUDA tensor"),
         ({"input": rows[:, :60]}, "input must have a multiple of 8 columns"),
         (
             {"input": rows.flatten()[1:65].view(1, 64)},
-            "input must have an address and strides that are a multiple of 16",
+            "input must start at a multiple of 16 bytes",
         ),
-        ({"indices": indices[0]}, "indices must have 2 dimensions"),
-        ({"indices": indices[:, :0]}, "indices must have 1 to 64 columns"),
-        ({"indices": indices.long()}, "indices must be int32, got int64"),
+        ({"permuted_rows": indices[0]}, "permuted_rows must have 2 dimensions"),
+        ({"permuted_rows": indices.long()}, "permuted_rows must be int32, got int64"),
+        ({"bias": rows[:2].contiguous()}, "row_experts must be given with scale or bias, got None"),
         ({"weights": weights[:, 1:]}, r"weights must have shape \[6, 4\], got \[6, 3\]"),
         ({"weights": weights.half()}, "weights must be float32, got float16"),
         ({"out": out.view[1:]}, r"out must have shape \[6, 64\], got \[5, 64\]"),
-        ({"out": out.view.half()}, "out must be bfloat16, got float16"),
+        ({"out": out.view.float()}, "out must be .*, got float32"),
         ({"out": rows[:6]}, "out must not overlap input's memory"),
     ):
         with pytest.raises(ValueError, match=f"moe_finalize: {words}"):

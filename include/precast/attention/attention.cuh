@@ -45,9 +45,10 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   extern __shared__ __align__(128) unsigned char attention_smem[];
   __shared__ AttentionSharedStorage<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "AttentionSharedStorage fits");
-  launch_dependent_grids();
-  if constexpr (!Tile::kStartsEarly) wait_on_dependent_grids();
+  launch_next_grid(p.overlap);
+  if constexpr (!Tile::kStartsEarly) wait_on_previous_grid(p.overlap);
   AttentionMainloop<Tile, Q, KV>(p, attention_smem, shared).run();
+  end_behind_previous_grid(p.overlap);
 }
 
 #if !defined(__CUDACC_RTC__)

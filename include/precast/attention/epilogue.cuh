@@ -22,6 +22,7 @@ namespace precast {
 struct HeadTerms {
   float sink = 0.0f, v_scale = 1.0f;
 
+  HeadTerms() = default;
   __device__ __forceinline__ HeadTerms(const AttentionParams& p, int32_t q_head) {
     if (p.sinks != nullptr) sink = load_scalar(p.sinks + q_head);
     if (p.v_scale != nullptr) v_scale = load_scalar(p.v_scale + q_head * p.v_scale_step);

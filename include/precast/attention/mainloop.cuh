@@ -144,7 +144,7 @@ class AttentionMainloop {
       const bool is_valid = queue.is_valid[0];
       if (is_early) {
         if (is_valid) pipeline.start_early(0);
-        wait_on_dependent_grids();
+        wait_on_previous_grid(p_.overlap);
         init_scores();
         if (!is_valid) {
           __syncthreads();  // all threads know it

@@ -5,6 +5,7 @@
 
 #include "precast/attention/batch_lengths.cuh"
 #include "precast/attention/scheduler.cuh"
+#include "precast/core/launch.cuh"
 #include "precast/core/rows.cuh"
 
 namespace precast {
@@ -62,6 +63,7 @@ struct AttentionParams {
   AttentionMask mask = AttentionMask::none;
   int32_t window_left = -1;      // -1: none
   const float* sinks = nullptr;  // [heads], natural logarithms
+  Overlap overlap = Overlap::none;
 
   // The general kernels alone.
   float soft_cap = 0.0f;  // 0: none

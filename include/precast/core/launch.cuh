@@ -5,8 +5,8 @@
 // calls wait_on_dependent_grids() before it accesses global memory, so that results never depend on
 // PDL; only the launch itself overlaps. Before that call there are hints only: prefetches, and
 // loads that choose what to prefetch (prefetch_low_word()). The one exception reads data that the
-// kernel before the previous one wrote, and explains why it may (TensorQuantKernel). PDL needs
-// compute capability 9.0.
+// kernel before the previous one wrote, and explains why it may (TensorQuantKernel). Two kernels
+// that know of each other may overlap as a whole (Overlap). PDL needs compute capability 9.0.
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -16,6 +16,12 @@
 #endif
 
 namespace precast {
+
+// Two kernels that are launched one behind the other with PDL, and of which neither reads or writes
+// what the other one writes, may run beside each other. The first lets the second start when all
+// that comes before both has ended; the second ends behind the first, so that whoever waits for it
+// has both.
+enum class Overlap : int { none, with_next, with_previous };
 
 #if defined(__CUDACC__)
 
@@ -33,6 +39,25 @@ __device__ __forceinline__ void launch_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// What a kernel calls first that may overlap its neighbour. A kernel that does something before it
+// waits calls launch_next_grid() there, and wait_on_previous_grid() later.
+__device__ __forceinline__ void launch_next_grid(Overlap overlap) {
+  if (overlap != Overlap::with_next) launch_dependent_grids();
+}
+
+__device__ __forceinline__ void wait_on_previous_grid(Overlap overlap) {
+  if (overlap != Overlap::with_previous) wait_on_dependent_grids();
+  // Now what the next grid reads is in memory.
+  if (overlap == Overlap::with_next) launch_dependent_grids();
+}
+
+// What it calls last. One thread of the grid that waits is enough to let the grid end later.
+__device__ __forceinline__ void end_behind_previous_grid(Overlap overlap) {
+  if (overlap == Overlap::with_previous && blockIdx.x == 0 && threadIdx.x == 0) {
+    wait_on_dependent_grids();
+  }
 }
 
 // About as many CTAs as a GPU holds at once. Later CTAs start after the previous grid has ended.

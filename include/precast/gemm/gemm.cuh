@@ -45,7 +45,7 @@ __global__ __launch_bounds__(Tile::kThreads, (kMinGemmCtas<Tile, Gemm>)) void  /
 
 template <int kTile, typename Gemm>
 cudaError_t launch_gemm_tile(const typename Gemm::Params& p, bool enable_pdl, cudaStream_t stream) {
-  using Tile = GemmTile<kTile>;
+  using Tile = GemmTile<kTile, Gemm::kColumnBytes>;
   static_assert(Tile::kSharedBytes <= kSharedKibPerCta * 1024, "a CTA has this much shared memory");
   const GemmGrid grid(Tile::kShape, p.kind, p.groups, p.tokens, p.columns);
   const int64_t ctas = grid.ctas() * groups_of_grid(p.kind, p.groups);

@@ -70,6 +70,18 @@ class SumFinish<PlainGemm<A, B, Out, kRowMajorB>> {
   const float *a_scale_, *b_scale_;
 };
 
+// Sums without scales of rows, of operands whose products are too small by a power of two.
+template <typename Gemm>
+class RescaledFinish {
+ public:
+  template <typename Params>
+  __device__ __forceinline__ RescaledFinish(const Params&, const TilePlace&) {}
+  __device__ __forceinline__ void set_token(int) {}
+  __device__ __forceinline__ float operator()(float sum, int) const {
+    return sum * MmaOperands<typename Gemm::A, typename Gemm::B>::kRescale;
+  }
+};
+
 template <typename Tile, typename Gemm>
 __device__ __forceinline__ void write_tile(const typename Gemm::Params& p, const TilePlace& place,
                                            const TileSums<Tile>& sums) {

@@ -20,6 +20,7 @@ struct PlainGemm {
   using Params = GemmParams;
   static constexpr bool kHasBlockScales = false;
   static constexpr bool kRowMajorB = kRowMajorB_;
+  static constexpr int kColumnBytes = kGemmStepBytes;  // of the weight in a step
 };
 
 #if defined(__CUDACC__)
@@ -32,6 +33,7 @@ struct BlockScaledGemm {
   using Params = Fp8GemmParams;
   static constexpr bool kHasBlockScales = true;
   static constexpr bool kRowMajorB = false;
+  static constexpr int kColumnBytes = kGemmStepBytes;
 };
 
 template <typename Tile>
@@ -159,6 +161,7 @@ class GemmMainloop {
   // Multiplies the current step, 32 bytes of the depth at a time.
   __device__ __forceinline__ void multiply(TileSums<Tile>& acc) {
     constexpr int kParts = kGemmStepBytes / 32;
+    loads_.begin_step(read_);
     if constexpr (sizeof(typename Gemm::A) == 1 && kConvertsFp8) {
       // Converted fragments leave no registers for those of other parts.
 #pragma unroll 1
@@ -194,7 +197,7 @@ class GemmMainloop {
   const Params& p_;
   const TilePlace& place_;
   OperandCopies<Tile, typename Gemm::A, typename Gemm::B, Gemm::kRowMajorB> copies_;
-  FragmentLoads<Tile, Gemm::kRowMajorB> loads_;
+  FragmentLoads<Tile, typename Gemm::B, Gemm::kRowMajorB> loads_;
   int steps_;
   uint32_t read_ = 0, write_ = 0;  // offsets of stages
 };

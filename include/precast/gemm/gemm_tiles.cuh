@@ -85,8 +85,8 @@ constexpr int choose_gemm_tile(int groups, int tokens, int columns, int sms) {
   return tokens <= kGemmTiles[1].tokens || tiles < sms ? 1 : 0;
 }
 
-// A tile at compile time.
-template <int kIndex>
+// A tile at compile time; a column of the weight takes so many bytes of a stage.
+template <int kIndex, int kColumnBytes = kGemmStepBytes>
 struct GemmTile {
   static constexpr GemmTileShape kShape = kGemmTiles[kIndex];
   static constexpr int kTokens = kShape.tokens, kColumns = kShape.columns;
@@ -97,7 +97,7 @@ struct GemmTile {
   static constexpr int kWarpColumns = kColumns / kShape.column_warps;
   static constexpr int kMmaM = kWarpTokens / 16, kMmaN = kWarpColumns / 8;  // MMAs of a warp
   static constexpr int kABytes = kTokens * kGemmStepBytes;
-  static constexpr int kBBytes = kColumns * kGemmStepBytes;
+  static constexpr int kBBytes = kColumns * kColumnBytes;
   static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static_assert(kMmaM >= 1 && kMmaN % 2 == 0, "a load of the weight has 16 columns");

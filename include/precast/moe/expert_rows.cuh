@@ -27,12 +27,13 @@ __device__ __forceinline__ int32_t load_number(const int32_t* source) {
 // Slots whose rows a thread loads before it uses the first one.
 constexpr int kSlotsAtOnce = 8;
 
-// Loads the rows of kSlotsAtOnce slots from `first` on; -1 where there is none.
+// Loads the rows of kCount slots from `first` on; -1 where there is none.
+template <int kCount>
 __device__ __forceinline__ void load_slots(const TokenSlots& slots, uint32_t token, int first,
-                                           int32_t (&rows)[kSlotsAtOnce]) {
+                                           int32_t (&rows)[kCount]) {
   const int32_t* source = slots.rows + int64_t(token) * slots.count + first;
 #pragma unroll
-  for (int i = 0; i < kSlotsAtOnce; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     rows[i] = first + i < slots.count ? load_number(source + i) : -1;
     if (static_cast<uint32_t>(rows[i]) >= slots.legal) rows[i] = -1;
   }

@@ -2,13 +2,17 @@
 // The end of a mixture of experts: each token gathers the rows of its experts and adds them up,
 // weighted.
 //
-//   out[t, c] = round(sum_k weights[t, k] * rows[indices[t, k], c])       fp32, in the order of k
-//   where indices[t, k] is from 0 to count - 1; others, such as -1, add nothing
+//   out[t, c] = round(sum_k weights[t, k] * input[rows[t, k], c])         fp32, in the order of k
+//   where rows[t, k] is from 0 to count - 1; others, such as -1, add nothing; with scale or bias
+//   input[r, c] * scale[e] + bias[e, c], e = row_experts[r], stands in the place of input[r, c]
 //
-// Layout   rows     [count, columns]  T, any row stride in whole 16 bytes
-//          indices  [tokens, topk]    int32   weights [tokens, topk] f32
-//          out      [tokens, columns] T, any row stride in whole 16 bytes
-// Threads  one thread computes 16 bytes of out; the loads of four experts are in flight at once
+// Layout   input        [count, columns]    T, rows at multiples of 16 bytes
+//          rows         [tokens, topk]      int32   weights [tokens, topk] fp32
+//          bias         [experts, columns]  O, contiguous
+//          scale        [experts]           fp32
+//          row_experts  [count]             int32; read where there is a scale or a bias
+//          out          [tokens, columns]   O, rows at multiples of 16 bytes
+// Threads  one thread computes 8 columns of out; the loads of four experts are in flight at once
 // Traffic  reads topk rows and writes one for each token
 // Source   Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538, equation 1
 // Measured 2026-11-27 on an H200, bf16, top-8: 4096 tokens of 7168 columns 121.9 us, 0.98 of the
@@ -17,6 +21,7 @@
 
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
+#include "precast/moe/expert_rows.cuh"
 
 namespace precast {
 
@@ -26,64 +31,94 @@ constexpr int kFinalizeBatch = 4;  // experts whose rows are loaded together
 constexpr int kFinalizeCtasPerSm = 5;
 
 struct MoeFinalizeParams {
-  const void* rows;        // [count, columns]
-  const int32_t* indices;  // [tokens, topk]
-  const float* weights;    // [tokens, topk]
-  void* out;               // [tokens, columns]
-  int64_t row_stride;      // in elements
-  int64_t out_stride;      // in elements
-  uint32_t count;
-  int topk;
-  Items items;  // vectors of 8 columns of out
+  const void* input;           // [count, columns]
+  TokenSlots slots;            // [tokens, topk], rows of input
+  const float* weights;        // [tokens, topk] or null: 1
+  const void* bias;            // [experts, columns] or null
+  const float* scale;          // [experts] or null: 1
+  const int32_t* row_experts;  // [count]; there with a scale or a bias
+  void* out;                   // [tokens, columns]
+  int64_t input_stride;        // of rows, in elements
+  int64_t out_stride;          // of rows, in elements
+  int experts;
+  int64_t columns;  // a multiple of 8
+  Items items;      // vectors of 8 columns of out
 };
 
 #if defined(__CUDACC__)
 
-template <typename T>
-__global__ __launch_bounds__(kItemThreads, kFinalizeCtasPerSm) void MoeFinalizeKernel(
-    const __grid_constant__ MoeFinalizeParams p) {
+// y = x * scale + bias of the expert of one row.
+template <typename O>
+__device__ __forceinline__ void scale_and_bias(const MoeFinalizeParams& p, int32_t row,
+                                               int64_t column, float (&y)[8]) {
+  const uint32_t expert = static_cast<uint32_t>(load_number(p.row_experts + row));
+  // A caller's number that is no expert must not fault.
+  const int64_t known = expert < static_cast<uint32_t>(p.experts) ? expert : 0;
+  if (p.scale != nullptr) {
+    const float scale = load_scalar(p.scale + known);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] *= scale;
+  }
+  if (p.bias != nullptr) {
+    float bias[8];
+    unpack(load_vec(static_cast<const O*>(p.bias) + known * p.columns + column), bias);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] += bias[i];
+  }
+}
+
+template <typename T, typename O, bool kOfExperts>
+__global__ __launch_bounds__(
+    kItemThreads,
+    kOfExperts
+        ? 1
+        : kFinalizeCtasPerSm) void MoeFinalizeKernel(const __grid_constant__ MoeFinalizeParams p) {
   constexpr int kSize = Vec<T>::kSize;
+  static_assert(kSize == 8 && Vec<O>::kSize == 8, "16-bit types");
   const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
   if (item >= p.items.count) return;
   const ItemPosition at(p.items, item, kSize);
-  const T* rows = static_cast<const T*>(p.rows) + at.column;
-  const int64_t first = static_cast<int64_t>(at.row) * p.topk;
+  const T* input = static_cast<const T*>(p.input) + at.column;  // + row * input_stride
+  const float* weights = p.weights + static_cast<int64_t>(at.row) * p.slots.count;
 
   launch_dependent_grids();
   wait_on_dependent_grids();
 
   float sum[kSize] = {};
-  for (int begin = 0; begin < p.topk; begin += kFinalizeBatch) {
+  for (int begin = 0; begin < p.slots.count; begin += kFinalizeBatch) {
+    int32_t rows[kFinalizeBatch];
+    load_slots(p.slots, at.row, begin, rows);
     Vec<T> loaded[kFinalizeBatch];
     float weight[kFinalizeBatch];
 #pragma unroll
     for (int k = 0; k < kFinalizeBatch; ++k) {
-      const bool within = begin + k < p.topk;
-      const int32_t index = within ? p.indices[first + begin + k] : -1;
-      const bool exists = static_cast<uint32_t>(index) < p.count;
-      weight[k] = exists ? p.weights[first + begin + k] : 0.0f;
-      loaded[k] = exists ? load_vec(rows + index * p.row_stride) : zero_vec<T>();
+      const bool exists = rows[k] >= 0;
+      weight[k] = !exists ? 0.0f : p.weights == nullptr ? 1.0f : load_scalar(weights + begin + k);
+      loaded[k] = exists ? load_vec(input + rows[k] * p.input_stride) : zero_vec<T>();
     }
 #pragma unroll
     for (int k = 0; k < kFinalizeBatch; ++k) {
       float x[kSize];
       unpack(loaded[k], x);
       // Rows that do not exist are zeros with the weight 0, which change no sum.
+      if (kOfExperts && rows[k] >= 0) scale_and_bias<O>(p, rows[k], at.column, x);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) sum[i] = fmaf(weight[k], x[i], sum[i]);
     }
   }
-  store_vec(static_cast<T*>(p.out) + at.row * p.out_stride + at.column, pack<T>(sum));
+  store_vec(static_cast<O*>(p.out) + at.row * p.out_stride + at.column, pack<O>(sum));
 }
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches the sum on `stream`; params.items must have at least one item, and the tensors the
+// Launches the sums on `stream`; params.items must have at least one item, and the tensors the
 // alignment that the layout says.
-template <typename T>
+template <typename T, typename O>
 cudaError_t launch_moe_finalize(const MoeFinalizeParams& p, bool enable_pdl, cudaStream_t stream) {
+  const bool of_experts = p.scale != nullptr || p.bias != nullptr;
+  const auto kernel = of_experts ? MoeFinalizeKernel<T, O, true> : MoeFinalizeKernel<T, O, false>;
   const dim3 grid((p.items.count - 1) / kItemThreads + 1);
-  return launch(MoeFinalizeKernel<T>, grid, dim3(kItemThreads), enable_pdl, stream, p);
+  return launch(kernel, grid, dim3(kItemThreads), enable_pdl, stream, p);
 }
 
 #endif

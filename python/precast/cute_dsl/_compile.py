@@ -16,7 +16,8 @@ The object has the machine code of each kernel, and for each a C++ function that
     extern const int precast::cute_dsl::<kernel>_threads;
     extern const DType precast::cute_dsl::<kernel>_<axis>;  // int for an axis of numbers
 
-The last arguments are those of the kernel, so that a binding which passes others is not linked. Why
+The last arguments are those of the kernel, so that a binding which passes others is not linked. A
+tensor map is ``const TensorMap&``: the binding encodes it. Why
 machine code and not the object that CuTe DSL can export: that one calls a runtime library which
 only the packages of CuTe DSL have (docs/decisions.md). Name, arguments and threads of a kernel are
 read from its PTX, the text of which NVIDIA documents (PTX ISA, "Kernel Function Parameters" and
@@ -43,6 +44,7 @@ DISTRIBUTION = "nvidia-cutlass-dsl"
 PACKAGE = "precast.cute_dsl"
 #: What C++ calls a parameter, by its type in PTX.
 _TYPES = {".f32": "float", ".f64": "double", ".u32": "int32_t", ".u64": "int64_t"}
+_MAP = re.compile(r"\.param\s+\.align\s+64\s+\.b8\s+\S+\[128\]")  # the argument for a TMA copy
 _ENTRY = re.compile(r"\.entry\s+(?P<name>\S+?)\((?P<parameters>.*?)\)(?P<rest>.*?)\{", re.DOTALL)
 _THREADS = re.compile(r"\.reqntid\s+(\d+)(?:\s*,\s*1)*\s*$", re.MULTILINE)
 
@@ -55,9 +57,13 @@ class Kernel(NamedTuple):
     arguments: list[str]  # their types in C++
     threads: int
     code: bytes
+    shared_bytes: int = 0  # of dynamic shared memory
+    cluster: int = 1  # CTAs
 
 
-def read_ptx(function: str, text: str, code: bytes) -> Kernel:
+def read_ptx(
+    function: str, text: str, code: bytes, shared_bytes: int = 0, cluster: int = 1
+) -> Kernel:
     """Read the entry of a kernel; raise ValueError if it cannot be launched by a module."""
     entries = [*_ENTRY.finditer(text)]
     if len(entries) != 1:
@@ -66,23 +72,25 @@ def read_ptx(function: str, text: str, code: bytes) -> Kernel:
     threads = _THREADS.search(found["rest"])
     if threads is None:
         raise ValueError(f"{function} must have a one-dimensional block of constant size")
-    if re.search(r"\.extern\s+\.shared", text):
+    if bool(re.search(r"\.extern\s+\.shared", text)) != (shared_bytes > 0):
         raise ValueError(
-            f"{function} takes dynamic shared memory, which no launcher passes yet. Fix: allocate "
-            f"arrays of constant size"
+            f"{function} must take dynamic shared memory if kernels() says how much, got "
+            f"{shared_bytes} bytes. Fix: {{'shared_bytes': ...}} behind its arguments"
         )
     arguments = []
     for number, parameter in enumerate(filter(str.strip, found["parameters"].split(","))):
         words = parameter.split()
         kind = "const void*" if ".ptr" in words else _TYPES.get(words[1])
+        if _MAP.fullmatch(parameter.strip()):
+            kind = "const TensorMap&"
         if kind is None:
             raise ValueError(
                 f"{function}: argument {number} is {parameter.strip()!r}; legal: cute.Pointer, "
-                f"Int32, Int64, Float32, Float64. Fix: pass the pointer and the sizes of a tensor, "
-                f"and make the tensor in the kernel"
+                f"Int32, Int64, Float32, Float64, the atom of a TMA copy. Fix: pass the pointer "
+                f"and the sizes of a tensor, and make the tensor in the kernel"
             )
         arguments.append(kind)
-    return Kernel(function, found["name"], arguments, int(threads[1]), code)
+    return Kernel(function, found["name"], arguments, int(threads[1]), code, shared_bytes, cluster)
 
 
 def compile_source(path: Path, axes: dict[str, str], arch: str) -> list[Kernel]:
@@ -102,9 +110,10 @@ def compile_source(path: Path, axes: dict[str, str], arch: str) -> list[Kernel]:
     made = []
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch={arch} --keep-cubin --keep-ptx --dump-dir={folder}"
-        for name, (kernel, arguments) in module.kernels(**axes).items():
+        for name, (kernel, arguments, *launch) in module.kernels(**axes).items():
             compiled: Any = cute.compile(kernel, *arguments, driver.CUstream(0), options=options)
-            made.append(read_ptx(name, compiled.__ptx__, compiled.__cubin__))
+            attributes = launch[0] if launch else {}
+            made.append(read_ptx(name, compiled.__ptx__, compiled.__cubin__, **attributes))
     return made
 
 
@@ -135,7 +144,8 @@ def launchers(
             *(_constant(f"{kernel.function}_{axis}", word) for axis, word in axes.items()),
             f"cudaError_t {kernel.function}(uint32_t ctas, bool enable_pdl, cudaStream_t stream"
             f"{taken}) {{",
-            f'  static CuteKernel kernel({symbol}, "{kernel.entry}", {kernel.threads});',
+            f'  static CuteKernel kernel({symbol}, "{kernel.entry}", {kernel.threads}, '
+            f"{kernel.shared_bytes}, {kernel.cluster});",
             f"  return kernel.launch(ctas, enable_pdl, stream{passed});",
             "}",
             "}  // namespace precast::cute_dsl",

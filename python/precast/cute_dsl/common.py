@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_ptr
 
 #: By the words of axes.
@@ -45,6 +45,16 @@ def load_vector(source: cute.Pointer, target: cute.Tensor, evict_last: Boolean) 
     words = cute.recast_tensor(target, Int32)
     for i in cutlass.range_constexpr(4):
         words[i] = loaded[i]
+
+
+@cute.jit
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c with one rounding."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Float32],
+        read_only_args=[a, b, c],
+    )
 
 
 def pointer(dtype: type, alignment: int) -> cute.Pointer:

@@ -3,13 +3,13 @@
 
 ::
 
-    y[r, c]      = silu(input[r, c]) * input[r, n + c]                    fp32
-    scale[g, r]  = max(max_{c in g} |y[r, c]|, eps) / 448
-    out[r, c]    = round(y[r, c] * (1 / scale[c / 128, r]))
+    h[r, c]         = silu(input[r, gate + c]) * input[r, up + c]
+    out_scale[g, r] = max(max_{c in g} |h[r, c]|, eps) / 448
+    out[r, c]       = round(h[r, c] * (1 / out_scale[c / 128, r]))
 
-Layouts, threads, traffic, source and every rounding are those of the kernel in CUDA,
-``include/precast/moe/moe_activation.cuh``, and so are the results, bit for bit. Codes travel as
-bytes.
+Layouts, threads, traffic, source and every rounding are those of the kernel in CUDA for this
+function and output, ``include/precast/moe/moe_activation.cuh``, and so are the results, bit for
+bit. Codes travel as bytes.
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ class MoeActivation:
     def __call__(
         self,
         input: cute.Pointer,
-        m_indices: cute.Pointer,
+        row_experts: cute.Pointer,
+        rows_end: cute.Pointer,
         out: cute.Pointer,
         scales: cute.Pointer,
         input_stride: Int64,
         out_stride: Int64,
         scale_stride: Int64,
-        columns: Int32,
+        gate: Int64,
+        up: Int64,
         reciprocal: Int64,
         per_row: Int32,
         items: Int32,
@@ -76,13 +78,15 @@ class MoeActivation:
     ) -> None:
         self.kernel(
             input,
-            m_indices,
+            row_experts,
+            rows_end,
             out,
             scales,
             input_stride,
             out_stride,
             scale_stride,
-            columns,
+            gate,
+            up,
             reciprocal,
             per_row,
             items,
@@ -93,13 +97,15 @@ class MoeActivation:
     def kernel(
         self,
         input: cute.Pointer,  # [rows, 2 * columns]
-        m_indices: cute.Pointer,  # [rows], or null
+        row_experts: cute.Pointer,  # [rows], or null
+        rows_end: cute.Pointer,  # the rows that there are, or null
         out: cute.Pointer,  # [rows, columns]
         scales: cute.Pointer,  # [columns / 128, rows]
         input_stride: Int64,
         out_stride: Int64,
         scale_stride: Int64,
-        columns: Int32,
+        gate: Int64,
+        up: Int64,
         reciprocal: Int64,  # of per_row
         per_row: Int32,  # items of a row
         items: Int32,
@@ -120,21 +126,25 @@ class MoeActivation:
 
         # All lanes of a group have one row. Those without work still take part in the shuffles.
         valid = exists
-        if exists and m_indices.toint() != 0:
-            valid = cute.make_tensor(m_indices + row, 1)[0] >= 0
+        if exists and rows_end.toint() != 0:
+            valid = row < Int64(cute.make_tensor(rows_end, 1)[0])
+        if valid and row_experts.toint() != 0:
+            valid = cute.make_tensor(row_experts + row, 1)[0] >= 0
         loaded = cute.make_rmem_tensor((self.size, 2), self.dtype)  # gate and up
-        y = cute.make_rmem_tensor(self.size, Float32)
+        h = cute.make_rmem_tensor(self.size, Float32)
         amax = Float32(0.0)
         if valid:
-            at = cute.assume(row * input_stride + column, divby=self.size)
-            gap = cute.assume(Int64(columns), divby=self.size)
-            load_vector(input + at, loaded[None, 0], m_indices.toint() == 0)
-            load_vector(input + at + gap, loaded[None, 1], m_indices.toint() == 0)
-            gate = loaded[None, 0].load().to(Float32)
-            up = loaded[None, 1].load().to(Float32)
+            # Marking lines evict_last pays off where every row is read.
+            every = row_experts.toint() == 0 and rows_end.toint() == 0
+            at = cute.assume(row * input_stride + gate + column, divby=self.size)
+            load_vector(input + at, loaded[None, 0], every)
+            at = cute.assume(row * input_stride + up + column, divby=self.size)
+            load_vector(input + at, loaded[None, 1], every)
+            gates = loaded[None, 0].load().to(Float32)
+            ups = loaded[None, 1].load().to(Float32)
             for i in cutlass.range_constexpr(self.size):
-                y[i] = silu(gate[i]) * up[i]
-                amax = cute.arch.fmax(cute.arch.fmax(amax, y[i], nan=True), -y[i], nan=True)
+                h[i] = silu(gates[i]) * ups[i]
+                amax = cute.arch.fmax(cute.arch.fmax(amax, h[i], nan=True), -h[i], nan=True)
         for power in cutlass.range_constexpr(4):
             other = cute.arch.shuffle_sync_bfly(amax, 8 >> power)
             amax = cute.arch.fmax(amax, other, nan=True)
@@ -149,7 +159,7 @@ class MoeActivation:
             )
             codes = cute.make_rmem_tensor(self.size // 2, Uint16)
             for i in cutlass.range_constexpr(self.size // 2):
-                codes[i] = to_codes(y[2 * i] * inverse, y[2 * i + 1] * inverse)
+                codes[i] = to_codes(h[2 * i] * inverse, h[2 * i + 1] * inverse)
             at = cute.assume(row * out_stride + column, divby=self.size)
             target = cute.recast_tensor(cute.make_tensor(out + at, self.size), Uint16)
             cute.autovec_copy(codes, target)
@@ -163,11 +173,10 @@ def kernels(dtype: str) -> dict[str, tuple[object, tuple[object, ...]]]:
     arguments = (
         pointer(DTYPES[dtype], 16),
         pointer(Int32, 4),
+        pointer(Int32, 4),
         pointer(Uint8, 8),
         pointer(Float32, 4),
-        *(Int64(0) for _ in range(3)),
-        Int32(0),
-        Int64(0),
+        *(Int64(0) for _ in range(6)),
         *(Int32(0) for _ in range(2)),
         Float32(0.0),
         Int32(0),

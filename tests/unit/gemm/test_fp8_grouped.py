@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_scales import in_words
 from test_fp8_gemm import blocks, expected, powers, whole
 
 from precast import gemm
@@ -173,13 +174,32 @@ def test_what_is_refused(name: str) -> None:
         changes += [
             ({"scale_major_mode": "N"}, "scale_major_mode must be 'MN' or 'K', got 'N'"),
             ({"mma_sm": 3}, "mma_sm must be 1 or 2, got 3"),
-            ({"backend": "cuda"}, "backend must be one of 'trtllm', 'cutile', 'mma', got 'cuda'"),
+            (
+                {"backend": "cuda"},
+                "backend must be one of 'trtllm', 'cutile', 'cute_dsl', 'mma', got 'cuda'",
+            ),
+            (
+                {"backend": "cute_dsl", "choice": 2},
+                "choice must be -1 or 0 for clusters of one CTA or 1 for clusters of two, got 2",
+            ),
             ({"segment_alignment": 0}, "segment_alignment must be at least 1, got 0"),
         ]
     for change, words in changes:
         with pytest.raises(ValueError, match=f"^{name}: {words}"):
             getattr(gemm, name)(**{**good, **change})
     assert (out == 7).all()
+
+
+def test_the_kernel_in_cute_dsl_takes_no_packed_scales() -> None:
+    want, given = call(NAMES[2]), call(NAMES[2])
+    gemm.group_gemm_fp8_nt_groupwise(**want)
+    gemm.group_gemm_fp8_nt_groupwise(**given, backend="cute_dsl")
+    assert torch.equal(given["out"], want["out"])
+    words = {key: in_words(given[key].mT).mT for key in ("a_scale", "b_scale")}
+    before = given["out"].clone()
+    with pytest.raises(ValueError, match="a_scale must be float32 with backend='cute_dsl'"):
+        gemm.group_gemm_fp8_nt_groupwise(**{**given, **words}, backend="cute_dsl")
+    assert torch.equal(given["out"], before)
 
 
 @pytest.mark.parametrize("name", NAMES)

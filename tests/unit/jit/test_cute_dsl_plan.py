@@ -240,7 +240,8 @@ PTX = """
 	.param .u64 .ptr .global .align 16 kernel_k_param_0,
 	.param .u32 kernel_k_param_1,
 	.param .u64 kernel_k_param_2,
-	.param .f32 kernel_k_param_3
+	.param .f32 kernel_k_param_3,
+	.param .align 64 .b8 kernel_k_param_4[128]
 )
 .reqntid 192, 1, 1
 .minnctapersm 5
@@ -252,16 +253,26 @@ PTX = """
 
 def test_the_launcher_has_the_types_of_the_kernel(driver: ModuleType) -> None:
     kernel = driver.read_ptx("scale", PTX, b"")
-    assert kernel.arguments == ["const void*", "int32_t", "int64_t", "float"]
+    assert kernel.arguments == ["const void*", "int32_t", "int64_t", "float", "const TensorMap&"]
     assert (kernel.entry, kernel.threads) == ("kernel_k", 192)
     code = driver.launchers("a.py", [kernel], [Path("0.fatbin")], {"dtype": "bf16", "topk": "8"})
     assert (
         "cudaError_t scale(uint32_t ctas, bool enable_pdl, cudaStream_t stream, const void* a0, "
-        "int32_t a1, int64_t a2, float a3) {" in code
+        "int32_t a1, int64_t a2, float a3, const TensorMap& a4) {" in code
     )
     assert "extern const DType scale_dtype = DType::bf16;" in code
     assert "extern const int scale_topk = 8;" in code
     assert "extern const int scale_threads = 192;" in code
+    assert 'kernel(precast_code_of_scale, "kernel_k", 192, 0, 1);' in code
+
+
+def test_the_launcher_passes_shared_memory_and_clusters(driver: ModuleType) -> None:
+    shared = PTX.replace(".visible", ".extern .shared .align 16 .b8 s[];\n.visible")
+    kernel = driver.read_ptx("scale", shared, b"", shared_bytes=65536, cluster=2)
+    code = driver.launchers("a.py", [kernel], [Path("0.fatbin")], {})
+    assert 'kernel(precast_code_of_scale, "kernel_k", 192, 65536, 2);' in code
+    with pytest.raises(ValueError, match="scale must take dynamic shared memory if"):
+        driver.read_ptx("scale", PTX, b"", shared_bytes=4)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from precast.tllm_enums import ActivationType
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 ROOT = Path(__file__).parents[3]
-MODES = ("half", "fp8", "blocks")
+MODES = ("half", "fp8", "blocks", "mxfp4")
 
 modes = pytest.mark.parametrize("mode", MODES)
 
@@ -41,11 +41,11 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert int(sort["kSortThreads"]) * int(sort["kSortSteps"]) == moe_sort.CHUNK
     assert int(rows["kExpertGroup"]) == _rows.GROUP
     assert float(rows["kExpertEps"].rstrip("f")) == _rows.EPS
-    assert int(constants_of("expert_activation.cuh")["kExpertColumns"]) == _rows.VECTOR
+    assert int(constants_of("moe_activation.cuh")["kExpertColumns"]) == _rows.VECTOR
 
 
 def test_functions_have_one_number_everywhere() -> None:
-    text = (ROOT / "include/precast/moe/expert_activation.cuh").read_text()
+    text = (ROOT / "include/precast/moe/moe_activation.cuh").read_text()
     body = text.partition("enum class ExpertFunction")[2].partition("};")[0]
     of_kernel = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+),", body)}
     of_enum = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", act.name).lower(): act.value for act in COMPUTED}
@@ -77,6 +77,8 @@ def test_the_order_of_rows(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("act", COMPUTED, ids=lambda act: act.name)
 def test_numbers(act: ActivationType, mode: str, generator: torch.Generator) -> None:
     for dtype, biases in ((torch.bfloat16, True), (torch.float16, False)):
+        if mode == "mxfp4" and dtype is torch.float16:
+            continue
         call = draw(
             *(19, 3, 4, 128, 128, generator, dtype, mode, act, biases),
             ep_size=2,
@@ -113,12 +115,7 @@ def test_numbers_of_swiglu_turn_it_into_swiglu_bias(generator: torch.Generator) 
 def test_memory_that_the_caller_brings(mode: str, generator: torch.Generator) -> None:
     call = draw(23, 4, 3, 128, 128, generator, mode=mode, ep_size=2)
     sizes = (128, 128, 6, 4)
-    options = {
-        "x_dtype": call.x.dtype,
-        "weight_dtype": call.fc1.dtype,
-        "ep_size": 2,
-        "use_deepseek_fp8_block_scale": call.is_blocks,
-    }
+    options = {"ep_size": 2, **call.sizing}
     size = fused_moe.cutlass_fused_moe_workspace_size(23, *sizes, **options)
     memory = torch.full((size + 128,), 0xFF, dtype=torch.uint8)
     at = -memory.data_ptr() % 128
@@ -156,6 +153,25 @@ def test_compiled(mode: str, generator: torch.Generator) -> None:
     assert torch.equal(compiled(call.x), call.run() * 2)
 
 
+def test_scales_of_mxfp4_are_bytes_words_or_e8m0(generator: torch.Generator) -> None:
+    call = draw(9, 2, 3, 128, 256, generator, mode="mxfp4")
+    want = call.run()
+    assert call.scales is not None
+    words = call.scales
+    for dtype in (torch.uint8, torch.float8_e8m0fnu):
+        call.scales = [scale.view(dtype) for scale in words]
+        assert torch.equal(call.run(), want)
+
+
+def test_mxfp4_is_bf16_weights_of_the_same_values(generator: torch.Generator) -> None:
+    call = draw(19, 3, 4, 256, 128, generator, mode="mxfp4", act=ActivationType.SwigluBias)
+    want = call.run()
+    assert call.values is not None
+    plain = Experts(**{**call.__dict__, "scales": None, "values": None})
+    plain.fc1, plain.fc2 = call.values
+    assert torch.equal(plain.run(use_w4_group_scaling=False), want)
+
+
 def test_no_tokens_and_no_local_experts(generator: torch.Generator) -> None:
     call = draw(0, 4, 3, 128, 128, generator)
     assert call.run().shape == (0, 128)
@@ -168,7 +184,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"use_w4_group_scaling": True},
         BackendSupportedError,
-        "calls with use_w4_group_scaling; there are",
+        "torch.bfloat16 results and use_w4_group_scaling; there are",
     ),
     ({"use_mxfp8_act_scaling": True}, BackendSupportedError, "calls with use_mxfp8_act_scaling"),
     ({"min_latency_mode": True}, BackendSupportedError, "calls with min_latency_mode"),
@@ -230,6 +246,19 @@ def test_operands_that_do_not_fit(generator: torch.Generator) -> None:
     call.scales = call.scales[:1]
     with pytest.raises(ValueError, match="quant_scales must hold 2 tensors"):
         call.run()
+    call = draw(5, 2, 4, 128, 128, generator, mode="mxfp4")
+    assert call.scales is not None
+    for scale, words in (
+        (call.scales[0][:2], r"quant_scales\[0\] must have shape \[4, 4, 1, 16, 16\], got \[2"),
+        (call.scales[0].float(), r"quant_scales\[0\] must be torch\.uint8, got torch\.float32"),
+        (call.scales[0].mT, r"quant_scales\[0\] must be torch\.uint8, got torch\.int32"),
+    ):
+        wrong = Experts(**{**call.__dict__, "scales": [scale, call.scales[1]]})
+        with pytest.raises(ValueError, match=words):
+            wrong.run()
+    half = Experts(**{**call.__dict__, "fc2": call.fc2[:, :, :32].contiguous()})
+    with pytest.raises(ValueError, match="intermediate size must be a positive multiple of 128"):
+        half.run()
     call = draw(5, 2, 4, 128, 128, generator, mode="fp8")
     assert call.scales is not None
     call.scales[0] = call.scales[0][:2]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import run_times
 from ci_support import ROOT, script
 
 from precast._plan.planner import Plan
@@ -198,6 +199,54 @@ def test_every_step_of_a_workflow_is_a_script(workflow: Path) -> None:
         assert needed in text
     jobs = text[text.index("\njobs:") :]
     assert jobs.count("timeout-minutes:") == jobs.count("runs-on:")
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "warns"), [("0", True), ("100", False), ("", False)])
+def test_a_script_says_what_each_step_took(budget: str, warns: bool) -> None:
+    """Also where a command fails."""
+    script = (
+        f"set -euo pipefail; STEPS=2; . ci/common.sh; trap 'print_step_times {budget}' EXIT\n"
+        "step one; SECONDS=7; step 'two, or less'; false"
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1, done.stderr
+    times = done.stdout.partition("== seconds\n")[2].splitlines()
+    rows = dict(reversed(line.strip().split(" s  ")) for line in times[:3])
+    assert [*rows] == ["one", "two, or less", "in all"]
+    assert int(rows["one"]) == 7 <= int(rows["in all"])
+    assert times[3:] == (
+        ["warning: these are more than 0 s. Fix: see which step and which tests became slower"]
+        if warns
+        else []
+    )
+
+
+def test_the_times_of_tests_are_summed_by_folder_and_file() -> None:
+    def report(file: str, when: str, seconds: float) -> pytest.TestReport:
+        location = (file, 0, "test")
+        return pytest.TestReport(
+            f"tests/{file}::test[a::b]", location, {}, "passed", None, when, duration=seconds
+        )
+
+    reports = [
+        report("unit/a/test_one.py", "setup", 0.5),
+        report("unit/a/test_one.py", "call", 2),
+        report("unit/a/test_two.py", "setup", 0.25),
+        report("build/test_one.py", "setup", 4),
+        report("build/test_one.py", "setup", 1),
+    ]
+    assert [" ".join(line.split()) for line in run_times.lines(reports)] == [
+        "7.8 s in all",
+        "5.0 s tests/build (2 tests)",
+        "2.8 s tests/unit/a (2 tests)",
+        "the longest files:",
+        "5.0 s tests/build/test_one.py",
+        "2.5 s tests/unit/a/test_one.py",
+        "0.2 s tests/unit/a/test_two.py",
+    ]
 
 
 # -- images ---------------------------------------------------------------------------------------

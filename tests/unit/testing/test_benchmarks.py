@@ -29,7 +29,7 @@ __all__ = ["benchmarks", "on_cpu"]
 #: there.
 ELSEWHERE = {
     *("allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90", "fp8_gemm_sm90"),
-    *("gemm_sm90", "scaled_gemm_sm90"),
+    *("gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90"),
     # The benchmark of the kernel in CUDA measures that in CuTe DSL, too.
     *(kernel.op for kernel in kernels().values() if kernel.op.endswith(CUTE_DSL)),
 }

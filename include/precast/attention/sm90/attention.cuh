@@ -65,7 +65,7 @@ __global__ __launch_bounds__(Roles::Tile::kCtaThreads,
   using Producer = typename Roles::Producer;
   static_assert(sizeof(Storage) <= Tile::kStorageBytes, "kStorageBytes");
   Storage& shared = *reinterpret_cast<Storage*>(sm90_attention_smem + Buffers::kStorageOffset);
-  launch_dependent_grids();
+  launch_next_grid(params.p.overlap);
   // With three consumers, ptxas spills a few registers because of it.
   if (Tile::kConsumers == 2 && threadIdx.x / 32 == 1) prefetch_plan(params.p.schedule);
   if (threadIdx.x == 0) {
@@ -75,16 +75,18 @@ __global__ __launch_bounds__(Roles::Tile::kCtaThreads,
     fence_mbarrier_init();
   }
   __syncthreads();
-  wait_on_dependent_grids();
+  wait_on_previous_grid(params.p.overlap);
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4) {
     decrease_registers<Tile::kProducerRegisters>();
+    if (warp == 0) prefetch_sinks(params.p);
     Producer(params, shared, buffers).run(warp);
   } else {
     increase_registers<Tile::kConsumerRegisters>();
     typename Roles::Consumer(params, shared, buffers, warp / 4 - 1).run();
   }
+  end_behind_previous_grid(params.p.overlap);
 #endif
 }
 

@@ -5,7 +5,6 @@
 #include "precast/attention/epilogue.cuh"
 #include "precast/attention/sm90/pipeline.cuh"
 #include "precast/attention/sm90/softmax.cuh"
-#include "precast/core/prefetch.cuh"
 #include "precast/core/warp.cuh"
 
 namespace precast {
@@ -21,18 +20,21 @@ __device__ __forceinline__ int sm90_row(int half) {
   return thread / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
-// Brings the sinks of a lane's rows into L1, where sm90_write_output() finds them.
+// The terms of the heads of both rows of a lane. Asked for before the last product, they have come
+// when the output is written.
 template <typename Tile>
-__device__ __forceinline__ void sm90_prefetch_sinks(const AttentionParams& p,
-                                                    const BlockInfo& block) {
-  if (p.sinks == nullptr) return;
+struct Sm90HeadTerms {
+  HeadTerms of_half[2];
+
+  Sm90HeadTerms() = default;
+  __device__ __forceinline__ Sm90HeadTerms(const AttentionParams& p, const BlockInfo& block) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = sm90_row<Tile>(half);
-    if (row >= block.num_rows) continue;
-    prefetch_to_l1(p.sinks + PackGqaRow(p, block, row).q_head);
+    for (int half = 0; half < 2; ++half) {
+      const int row = sm90_row<Tile>(half);
+      of_half[half] = HeadTerms(p, PackGqaRow(p, block, row < block.num_rows ? row : 0).q_head);
+    }
   }
-}
+};
 
 // Writes the output of a tile that is not split, from column `first_column` on. A lane exchanges
 // words with the others of its row, so that it stores 16 bytes at once.
@@ -40,20 +42,16 @@ template <typename Tile, int kCount>
 __device__ __forceinline__ void sm90_write_output(const AttentionParams& p, const BlockInfo& block,
                                                   const RowStatistics& rows,
                                                   const float (&acc_o)[kCount],
+                                                  const Sm90HeadTerms<Tile>& heads,
                                                   int first_column = 0) {
   using T = typename Tile::Query;
   const int q = threadIdx.x % 4;
-  const int own_rows[2] = {sm90_row<Tile>(0), sm90_row<Tile>(1)};
-  const PackGqaRow packed_rows[2] = {
-      PackGqaRow(p, block, own_rows[0] < block.num_rows ? own_rows[0] : 0),
-      PackGqaRow(p, block, own_rows[1] < block.num_rows ? own_rows[1] : 0)};
-  const HeadTerms heads[2] = {HeadTerms(p, packed_rows[0].q_head),
-                              HeadTerms(p, packed_rows[1].q_head)};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const bool exists = own_rows[half] < block.num_rows;
-    const PackGqaRow& packed = packed_rows[half];
-    const RowResult result(p, heads[half], rows.row_max[half], rows.row_sum[half]);
+    const int row = sm90_row<Tile>(half);
+    const bool exists = row < block.num_rows;
+    const PackGqaRow packed(p, block, exists ? row : 0);
+    const RowResult result(p, heads.of_half[half], rows.row_max[half], rows.row_sum[half]);
     if (q == 0 && exists && first_column == 0) write_lse(p, block, packed, result.lse);
     T* const out = output_row<T>(p, block, packed) + first_column + 8 * q;
 #pragma unroll

@@ -44,7 +44,7 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process_few_rows(const Block
   q_.advance();
   if (consumer_ != 0) return;
   if (block.work.num_splits == 1) {
-    sm90_write_output<Tile>(p_, block, rows, acc_o);
+    sm90_write_output<Tile>(p_, block, rows, acc_o, Sm90HeadTerms<Tile>(p_, block));
   } else {
     sm90_write_partial<Tile>(p_, block, rows, acc_o);
   }

@@ -121,7 +121,7 @@ class Sm90Fp8Consumer : Sm90Consumer<Tile> {
       rows.row_sum[half] = row_sum_[half];
     }
     if (block.work.num_splits == 1) {
-      sm90_write_output<Tile>(p_, block, rows, acc_o);
+      sm90_write_output<Tile>(p_, block, rows, acc_o, Sm90HeadTerms<Tile>(p_, block));
     } else {
       sm90_write_partial<Tile>(p_, block, rows, acc_o);
     }

@@ -34,6 +34,7 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
 #pragma unroll
   for (float& x : acc_o) x = 0.0f;
   RowStatistics rows;
+  Sm90HeadTerms<Tile> heads;
   const int32_t kv_begin = block.work.kv_begin;
   int32_t token = kv_begin + num_kv_blocks<Tile>(block.work) * Tile::kBlockN;
   if (token > kv_begin) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
     end_turns();
     release(&shared_.q.empty[q_.stage]);
     q_.advance();
-    if (block.work.num_splits == 1) sm90_prefetch_sinks<Tile>(p_, block);
+    if (block.work.num_splits == 1) heads = Sm90HeadTerms<Tile>(p_, block);
     wait_full(shared_.v, v_, "the last V");
     wgmma_fence();
     multiply_pv(acc_o, p);
@@ -100,10 +101,12 @@ __device__ __forceinline__ void Sm90Consumer<Tile>::process(const BlockInfo& blo
     keep_behind_wait(acc_o);
     release(&shared_.v.empty[v_.stage]);
     v_.advance();
+  } else {
+    heads = Sm90HeadTerms<Tile>(p_, block);
   }
   rows.finalize();
   if (block.work.num_splits == 1) {
-    sm90_write_output<Tile>(p_, block, rows, acc_o);
+    sm90_write_output<Tile>(p_, block, rows, acc_o, heads);
   } else {
     sm90_write_partial<Tile>(p_, block, rows, acc_o);
   }

@@ -29,6 +29,16 @@ __device__ __forceinline__ void prefetch_plan(const TileSchedulerParams& params)
   if (line < batch * kEntryInts) prefetch(4, layout.entries + line);
 }
 
+// Brings the sinks to L2, which the rows of a tile need when everything else is done.
+__device__ __forceinline__ void prefetch_sinks(const AttentionParams& p) {
+  constexpr int kLineFloats = 32;
+  if (p.sinks == nullptr) return;
+  const int heads = p.kv_heads * static_cast<int>(p.group_size.value);
+  for (int head = threadIdx.x % 32 * kLineFloats; head < heads; head += 32 * kLineFloats) {
+    prefetch_to_l2(p.sinks + head);
+  }
+}
+
 // What finds work tiles and pages, for producers of any KV blocks. Params are AttentionParams or
 // what has more.
 template <typename Tile, typename Storage, typename Params>

@@ -36,6 +36,7 @@ struct TensorMapShape {
   // How much L2 reads at once where something is missing. Which is faster differs: pages of keys
   // and values take 9 % longer with 256 bytes, the weight of a GEMM 2 % less.
   CUtensorMapL2promotion l2_bytes = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  bool is_swizzled = true;  // else boxes lie in shared memory as they are
 
   // The bytes from the first element to the end of the last one.
   uint64_t span(uint64_t element_bytes) const {
@@ -89,18 +90,19 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encoder;
 }
 
-// Encodes the map of a tensor at `data`, swizzled over the innermost dimension of the box: 128, 64
-// or 32 bytes. What lies outside of the tensor reads as zeros. Takes about 0.1 us, so
-// nothing is kept between calls.
+// Encodes the map of a tensor at `data`. If it is swizzled, it is so over the innermost dimension
+// of the box: 128, 64 or 32 bytes. What lies outside of the tensor reads as zeros. Takes about 0.1
+// us, so nothing is kept between calls.
 inline cudaError_t encode_tensor_map(TensorMap& map, DType dtype, const void* data,
                                      const TensorMapShape& shape) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   constexpr cuuint32_t kUnitStrides[kMostTensorMapDims] = {1, 1, 1, 1, 1};
   const uint64_t row_bytes = shape.box[0] * tensor_map_element_bytes(dtype);
-  const CUtensorMapSwizzle swizzle = row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
-                                     : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                       : CU_TENSOR_MAP_SWIZZLE_128B;
+  const CUtensorMapSwizzle swizzle = !shape.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : row_bytes == 32  ? CU_TENSOR_MAP_SWIZZLE_32B
+                                     : row_bytes == 64  ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                        : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result =
       encode(reinterpret_cast<CUtensorMap*>(&map), tensor_map_type(dtype),
              static_cast<cuuint32_t>(shape.dims), const_cast<void*>(data), shape.sizes,

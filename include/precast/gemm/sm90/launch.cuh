@@ -71,13 +71,43 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
   return encode_tensor_map(map, dtype, matrix.data, shape);
 }
 
+// Fills what all launches have but the maps, from the problem params.p. Returns
+// cudaErrorInvalidValue if there are more than kMostGemmUnits units.
+template <typename Tile, typename Choice, typename Params>
+cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
+  const auto& p = params.p;
+  const Sm90ClusterShape& cluster = choice.clusters();
+  const Sm90GemmUnits units(choice, p.tokens, p.columns);
+  params.use = cluster.use;
+  params.cluster_ctas = cluster.ctas;
+  const int blocks = ceil_div(p.depth, 128 / Choice::Family::kElementBytes);
+  const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
+  params.blocks = blocks / parts;
+  params.ctas_with_more = blocks % parts;
+  params.token_units = units.tokens;
+  params.column_units = units.columns;
+  params.band = sm90_gemm_band(choice, units.tokens, sms);
+  // Where the device knows how many tokens a group has, these are the most units that it may have;
+  // ranges may also end a tile each.
+  const int64_t tiles =
+      int64_t(units.columns) * (p.kind == TokenGroups::blocks   ? units.tokens
+                                : p.kind == TokenGroups::ranges ? units.tokens + p.groups
+                                                                : int64_t(units.tokens) * p.groups);
+  if (tiles > kMostGemmUnits) return cudaErrorInvalidValue;
+  int64_t clusters = tiles;
+  if (cluster.use != ClusterUse::splits_k) {
+    clusters = std::min<int64_t>(clusters, std::max(1, sms * Tile::kCtasPerSm / cluster.ctas));
+  }
+  params.clusters = static_cast<int>(clusters);
+  return cudaSuccess;
+}
+
 // The rows of a box that copies `rows` rows, or of one of two: whole atoms of eight.
 constexpr int gemm_edge_rows(int rows, bool is_shared) {
   return ceil_div(rows, is_shared ? 16 : 8) * 8;
 }
 
-// Fills what all launches have, from the problem params.p. The maps have so many groups of `a` and
-// of `b`. Returns cudaErrorInvalidValue if there are more than kMostGemmUnits units.
+// The same with the maps, which have so many groups of `a` and of `b`.
 template <typename Tile, typename Choice, typename Params>
 cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int a_groups,
                          int b_groups, int sms) {
@@ -113,29 +143,7 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                params.b_edge_rows);
     if (error != cudaSuccess) return error;
   }
-  const Sm90GemmUnits units(choice, p.tokens, p.columns);
-  params.use = cluster.use;
-  params.cluster_ctas = cluster.ctas;
-  const int blocks = ceil_div(p.depth, 128 / Choice::Family::kElementBytes);
-  const int parts = cluster.use == ClusterUse::splits_k ? cluster.ctas : 1;
-  params.blocks = blocks / parts;
-  params.ctas_with_more = blocks % parts;
-  params.token_units = units.tokens;
-  params.column_units = units.columns;
-  params.band = sm90_gemm_band(choice, units.tokens, sms);
-  // Where the device knows how many tokens a group has, these are the most units that it may have;
-  // ranges may also end a tile each.
-  const int64_t tiles =
-      int64_t(units.columns) * (p.kind == TokenGroups::blocks   ? units.tokens
-                                : p.kind == TokenGroups::ranges ? units.tokens + p.groups
-                                                                : int64_t(units.tokens) * p.groups);
-  if (tiles > kMostGemmUnits) return cudaErrorInvalidValue;
-  int64_t clusters = tiles;
-  if (cluster.use != ClusterUse::splits_k) {
-    clusters = std::min<int64_t>(clusters, std::max(1, sms * Tile::kCtasPerSm / cluster.ctas));
-  }
-  params.clusters = static_cast<int>(clusters);
-  return cudaSuccess;
+  return plan_gemm_units<Tile>(params, choice, sms);
 }
 
 template <typename Tile, typename Params>

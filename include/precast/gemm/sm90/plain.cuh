@@ -39,6 +39,14 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void PlainGemm
 
 #if !defined(__CUDACC_RTC__)
 
+// Whether rows of the output are whole vectors of 16 bytes.
+template <typename Out>
+bool has_vector_rows(const GemmParams& p) {
+  constexpr int kVector = 16 / int(sizeof(Out));
+  return p.columns % kVector == 0 && p.out_row_stride % kVector == 0 &&
+         p.out_group_stride % kVector == 0 && reinterpret_cast<uint64_t>(p.out) % 16 == 0;
+}
+
 template <typename Types, typename Tile>
 cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
                                    const Sm90GemmChoice<typename Types::Family>& choice, int sms,
@@ -49,10 +57,7 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
   params.row_major_b = row_major_b;
   params.a_group_step = p.a.group_stride != 0 ? 1 : 0;
   params.b_group_step = p.b.group_stride != 0 ? 1 : 0;
-  constexpr int kVector = 16 / int(sizeof(T));
-  params.has_vector_rows = p.columns % kVector == 0 && p.out_row_stride % kVector == 0 &&
-                           p.out_group_stride % kVector == 0 &&
-                           reinterpret_cast<uint64_t>(p.out) % 16 == 0;
+  params.has_vector_rows = has_vector_rows<T>(p);
   const ClusterUse use = choice.clusters().use;
   params.stores_boxes =
       sizeof(T) == 2 && Tile::kBuffers > 0 && params.has_vector_rows && use != ClusterUse::splits_k;

@@ -81,7 +81,8 @@ class MlaConsumer : MlaConsumerBase<Tile, kSide> {
     rows_.finalize();
     constexpr int kFirstColumn = kSide * Tile::kHalfColumns;
     if (block.work.num_splits == 1) {
-      sm90_write_output<Tile>(p_, block, rows_, acc_o, kFirstColumn);
+      sm90_write_output<Tile>(p_, block, rows_, acc_o, Sm90HeadTerms<Tile>(p_, block),
+                              kFirstColumn);
     } else {
       sm90_write_partial<Tile>(p_, block, rows_, acc_o, kFirstColumn);
     }

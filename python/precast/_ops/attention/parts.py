@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from precast._base.torch import torch
 from precast._op.scalars import RAW_KINDS
+from precast._ops.attention.run import WITH_NEXT, WITH_PREVIOUS
 from precast._ops.attention.wrapper import AttentionWrapper
 
 #: An argument that an error is about.
@@ -33,6 +35,27 @@ def planned_together(*parts: AttentionWrapper) -> Iterator[None]:
             part._checked_plans = None
     for start in checked:
         start()
+
+
+def share_workspace(first: AttentionWrapper, second: AttentionWrapper) -> None:
+    """Give both a half of the float workspace that they have, so that they may run together."""
+    workspace = first._float_workspace_buffer.view(-1)
+    half = workspace.numel() // 32 * 16  # A workspace starts at a multiple of 16 bytes.
+    first._float_workspace_buffer, second._float_workspace_buffer = (
+        workspace[:half],
+        workspace[half:],
+    )
+    first._overlap = WITH_NEXT
+
+
+def run_beside(first: AttentionWrapper, second: AttentionWrapper, q: torch.Tensor) -> None:
+    """Let the next run of ``second`` overlap the latest one of ``first``, whose queries were ``q``.
+
+    Both have shared their workspace, and neither reads or writes what the other one writes.
+    """
+    if not torch.compiler.is_compiling():  # Compiled code launches other kernels between them.
+        has_launched = q.shape[0] > 0 and first._plan.shape.batch_size > 0
+        second._overlap = WITH_PREVIOUS if first._overlap and has_launched else 0
 
 
 @contextlib.contextmanager

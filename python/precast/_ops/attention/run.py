@@ -32,6 +32,9 @@ mode.follow(globals())
 #: A factor of queries, keys or values: a number, or one on the device.
 Scale: TypeAlias = "float | torch.Tensor | None"
 
+#: What exports take as ``enable_pdl`` for the first and the second of two launches that overlap.
+WITH_NEXT, WITH_PREVIOUS = 2, 3
+
 #: The defaults of both options, which are compared by identity: other types compare oddly.
 LOG2, NH = "log2", "NH"
 _FACTORS = {LOG2: 1.0, "ln": math.log(2.0)}
@@ -62,6 +65,7 @@ def run(
             _check_types(
                 w, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl
             )
+        planned = plan
         if plan.block is None:
             plan = w._packed_plan()
         if plan.hints.guesses_tile and not torch.compiler.is_compiling() and q.dim() == 3:
@@ -119,6 +123,11 @@ def run(
             q, qk_scale = head_scales.scale_queries(q, qk_scale, plan.model.converts_to)
             if head_scales.has_heads(out_factor):
                 scaled, out_factor = out_factor, None
+        pdl: bool | int = True if enable_pdl is None else enable_pdl
+        if w._overlap and pdl is True:
+            fills = out is None and plan.hints.pads
+            is_alone = plan is planned and q is given and not fills
+            pdl = _overlapping(w, is_alone and qk_scale is out_factor is None)
         export(
             q,
             *caches,
@@ -130,7 +139,7 @@ def run(
             out_scale,
             qk_scale,
             out_factor,
-            True if enable_pdl is None else enable_pdl,
+            pdl,
         )
     except RAW_KINDS:
         q = given
@@ -142,6 +151,21 @@ def run(
     elif into is not result:
         result.copy_(into)
     return result, lse
+
+
+def _overlapping(w: AttentionWrapper, is_alone: bool) -> bool | int:
+    """Return the ``enable_pdl`` of a part.
+
+    ``is_alone``: nothing else is launched between its kernel and that of the part before. A kernel
+    that does not wait for the launch before it must know which one that is.
+    """
+    if (
+        _reference
+        or torch.compiler.is_compiling()
+        or (w._overlap == WITH_PREVIOUS and not is_alone)
+    ):
+        return True
+    return w._overlap
 
 
 def _outputs(

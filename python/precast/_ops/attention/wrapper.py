@@ -73,6 +73,8 @@ class AttentionWrapper(PlanAttributes):
     _use_tensor_cores = True
     #: What engines plan with by position.
     _cached_module_type: type[CachedModule] = CachedModule
+    #: ``WITH_NEXT`` or ``WITH_PREVIOUS`` of a part whose kernel may overlap that of another.
+    _overlap = 0
     #: Launches of plans that wait for other checks; None: a plan is launched at once.
     _checked_plans: list[Callable[[], None]] | None = None
 

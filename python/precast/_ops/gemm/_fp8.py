@@ -25,6 +25,8 @@ MAX_DEPTH, MAX_ROWS = 2**31 - 1 - BLOCK, 2**31 - 1 - 512
 CHOICES, CLUSTERS = 84, 6
 #: The tiles of the kernels for every GPU: ``kNumGemmTiles`` of ``gemm_tiles.cuh``.
 MMA_TILES = 4
+#: Sizes of clusters of the kernel in CuTe DSL.
+CUTE_CHOICES = 2
 #: The backend that takes the kernels for every GPU where there are others.
 MMA = "mma"
 #: Row strides and addresses of operands and outputs are multiples of so many bytes.
@@ -159,11 +161,10 @@ def check_product(
     if a_scale_rows not in (1, BLOCK):
         raise ValueError(f"{export}: a_scale_rows must be 1 or {BLOCK}, got {a_scale_rows}")
     if choice >= 0 and choice not in choices:
-        legal = (
-            f"a tile below {MMA_TILES}"
-            if len(choices) == MMA_TILES
-            else f"a tile and cluster for this kind of tokens below {CHOICES}"
-        )
+        legal = {
+            MMA_TILES: f"a tile below {MMA_TILES}",
+            CUTE_CHOICES: "0 for clusters of one CTA or 1 for clusters of two",
+        }.get(len(choices), f"a tile and cluster for this kind of tokens below {CHOICES}")
         raise ValueError(f"{export}: choice must be -1 or {legal}, got {choice}")
     _check_rows(export, "a", a)
     _check_rows(export, "b", b)

@@ -153,11 +153,9 @@ def check_sizes(
                 f"{export}: {what} must have at most {MAX_ROWS} {things}, got shape {[*t.shape]}"
             )
     if tactic != -1 and tactic not in limits.tactics:
-        legal = (
-            f"a tile and cluster for this kind of tokens below {CHOICES}"
-            if limits.by_tma
-            else f"a tile below {MMA_TILES}"
-        )
+        legal = f"a tile and cluster for this kind of tokens below {CHOICES}"
+        if isinstance(limits.tactics, range) and limits.tactics.stop != CHOICES:
+            legal = f"a tile below {limits.tactics.stop}"
         raise ValueError(f"{export}: tactic must be -1 or {legal}, got {tactic}")
     check_rows(export, name, a)
     if out.shape[-1] > 1 and out.stride(-1) != 1:

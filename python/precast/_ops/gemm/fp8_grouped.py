@@ -11,9 +11,10 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import op
+from precast._op.export import Export, op
 from precast._ops.gemm._fp8 import (
     BLOCK,
+    CUTE_CHOICES,
     MMA,
     check_product,
     chosen,
@@ -199,17 +200,53 @@ _COUNTED = exports(
     write=_write_counted,
     derived=_DTYPE,
 )
+_RANGES_OF = (
+    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 m_indptr:i32[groups+1] "
+    "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl_on"
+)
+_DERIVED = {
+    **_DTYPE,
+    "scale_major_mode": lambda scales_k_major: "K" if scales_k_major else "MN",
+}
 _RANGES = exports(
     "group_gemm_fp8_nt_groupwise",
-    "a:e4m3[m,k] b:e4m3[groups,n,k] a_scale:f32|i32 b_scale:f32|i32 m_indptr:i32[groups+1] "
-    "out!:T=bf16|f16|f32[m,n] scales_k_major:bool choice:int enable_pdl:pdl_on",
+    _RANGES_OF,
     _check_ranges,
     _OF_GROUPS,
     write=_write_ranges,
-    derived={
-        **_DTYPE,
-        "scale_major_mode": lambda scales_k_major: "K" if scales_k_major else "MN",
-    },
+    derived=_DERIVED,
+)
+
+
+def _check_cute_dsl(
+    export: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: torch.Tensor,
+    scales_k_major: bool,
+    choice: int,
+) -> None:
+    if a_scale.dtype is not torch.float32:
+        raise ValueError(
+            f"{export}: a_scale must be float32 with backend='cute_dsl', got int32; pass "
+            f"backend='trtllm'"
+        )
+    given = a, b, a_scale, b_scale, m_indptr, out
+    _check_ranges(export, *given, scales_k_major, choice, range(CUTE_CHOICES))
+
+
+#: The kernel in CuTe DSL, for Hopper.
+_RANGES_CUTE_DSL = Export(
+    "group_gemm_fp8_cute_dsl",
+    "group_gemm_fp8_nt_groupwise_cute_dsl",
+    _RANGES_OF,
+    function="group_gemm_fp8_nt_groupwise",
+    check=_check_cute_dsl,
+    write=_write_ranges,
+    derived=_DERIVED,
 )
 
 
@@ -525,12 +562,14 @@ def group_gemm_fp8_nt_groupwise(
         not written. Default: a new tensor.
     backend : str
         ``"trtllm"`` or ``"cutile"``, FlashInfer's, which are the same here, or ``"mma"``: see
-        :func:`gemm_fp8_nt_groupwise`.
+        :func:`gemm_fp8_nt_groupwise`. Or ``"cute_dsl"``, the kernel written in CuTe DSL for compute
+        capability 9.0: float32 scales, and an ``out`` of bfloat16 or float16.
     segment_alignment : int
         At least 1; without effect, as groups may begin at any row.
     choice : int
-        The number of a tile and, on Hopper, a kind of cluster, for measurements. Default: -1, what
-        the launcher expects to be the fastest.
+        The number of a tile and, on Hopper, a kind of cluster, for measurements; with
+        ``"cute_dsl"`` 0 for clusters of one CTA or 1 for clusters of two. Default: -1, what the
+        launcher expects to be the fastest.
 
     Returns
     -------
@@ -557,9 +596,10 @@ def group_gemm_fp8_nt_groupwise(
     name = "group_gemm_fp8_nt_groupwise"
     if segment_alignment < 1:
         raise ValueError(f"{name}: segment_alignment must be at least 1, got {segment_alignment}")
-    _check_backend(name, backend, "trtllm", "cutile")
+    _check_backend(name, backend, "trtllm", "cutile", "cute_dsl")
     k_major, _, _ = scale_layout(name, scale_major_mode, scale_granularity_mnk, mma_sm, rows=(1,))
     if out is None:
         out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype or torch.bfloat16)
-    chosen(_RANGES, a, backend).launch(a, b, a_scale, b_scale, m_indptr, out, k_major, choice)
+    export = _RANGES_CUTE_DSL if backend == "cute_dsl" else chosen(_RANGES, a, backend)
+    export.launch(a, b, a_scale, b_scale, m_indptr, out, k_major, choice)
     return out

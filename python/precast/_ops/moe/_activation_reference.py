@@ -62,88 +62,71 @@ def is_gated(activation_type: int) -> bool:
     return activation_type in (SWIGLU, GEGLU, SWIGLU_BIAS, GEGLU_TANH)
 
 
-def activated(
-    x: torch.Tensor,
-    expert_offsets: torch.Tensor,
-    row_experts: torch.Tensor,
-    activation_type: int,
-    bias: torch.Tensor | None,
-    swiglu_alpha: torch.Tensor | None,
-    swiglu_beta: torch.Tensor | None,
-    swiglu_limit: torch.Tensor | None,
-    scale: torch.Tensor | None,
+def moe_activation_reference(
+    input: torch.Tensor,
+    row_experts: torch.Tensor | None = None,
+    expert_offsets: torch.Tensor | None = None,
+    activation_type: int = SWIGLU,
+    bias: torch.Tensor | None = None,
+    swiglu_alpha: torch.Tensor | None = None,
+    swiglu_beta: torch.Tensor | None = None,
+    swiglu_limit: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
     quant_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What all functions round, in float32 and times ``quant_scale``; zero behind the rows."""
-    rows = int(expert_offsets[-1])
-    y, experts = x[:rows].float(), row_experts[:rows]
-    experts = torch.where(is_row(experts, len(expert_offsets) - 1), experts, 0).long()
+    gate_first: bool = True,
+    eps: float = EPS,
+    out_dtype: torch.dtype = torch.float8_e4m3fn,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:func:`moe_activation` in plain PyTorch on any device; rows of no expert are zero."""
+    each = bias, swiglu_alpha, swiglu_beta, swiglu_limit, scale, quant_scale
+    valid, of = rows_of_experts(input, row_experts, expert_offsets, each)
+    y = input[valid].float()
     alpha, beta, limit, by = (
-        numbers if numbers is None or numbers.numel() == 1 else numbers[experts, None]
+        numbers if numbers is None or numbers.numel() == 1 else numbers[of, None]
         for numbers in (swiglu_alpha, swiglu_beta, swiglu_limit, quant_scale)
     )
     if scale is not None:
-        y = y * scale[experts, None]
+        y = y * scale[of, None]
     if bias is not None:
-        y = y + bias.float()[experts]
+        y = y + bias.float()[of]
     if is_gated(activation_type):
-        up, gate = y.chunk(2, dim=1)
+        first, second = y.chunk(2, dim=1)
+        up, gate = (second, first) if gate_first else (first, second)
         y = gated(up, gate, activation_type, alpha, beta, limit)
     else:
         y = pointwise(y, activation_type)
     if by is not None:
         y = y * by
-    whole = y.new_zeros(len(x), y.shape[1])
-    whole[:rows] = y
-    return whole
+    whole = y.new_zeros(len(input), y.shape[1])
+    whole[valid] = y
+    if by is not None:
+        return saturated(whole, torch.float8_e4m3fn)
+    if out_dtype != torch.float8_e4m3fn:
+        return whole.to(out_dtype)
+    codes, scales = group_quant(whole, GROUP, eps, out_dtype)
+    return codes, scales.where(valid[:, None], 0.0).mT.contiguous()
 
 
-def expert_activation_reference(
+def rows_of_experts(
     x: torch.Tensor,
-    expert_offsets: torch.Tensor,
-    row_experts: torch.Tensor,
-    activation_type: int = SWIGLU,
-    bias: torch.Tensor | None = None,
-    swiglu_alpha: torch.Tensor | None = None,
-    swiglu_beta: torch.Tensor | None = None,
-    swiglu_limit: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """:func:`expert_activation` in plain PyTorch on any device; rows of no expert are zero."""
-    numbers = bias, swiglu_alpha, swiglu_beta, swiglu_limit, scale
-    return activated(x, expert_offsets, row_experts, activation_type, *numbers).to(x.dtype)
-
-
-def expert_activation_quant_reference(
-    x: torch.Tensor,
-    expert_offsets: torch.Tensor,
-    row_experts: torch.Tensor,
-    quant_scale: torch.Tensor,
-    activation_type: int = SWIGLU,
-    bias: torch.Tensor | None = None,
-    swiglu_alpha: torch.Tensor | None = None,
-    swiglu_beta: torch.Tensor | None = None,
-    swiglu_limit: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """:func:`expert_activation_quant` in plain PyTorch; rows of no expert are zero."""
-    numbers = bias, swiglu_alpha, swiglu_beta, swiglu_limit, scale, quant_scale
-    y = activated(x, expert_offsets, row_experts, activation_type, *numbers)
-    return saturated(y, torch.float8_e4m3fn)
-
-
-def expert_activation_block_quant_reference(
-    x: torch.Tensor,
-    expert_offsets: torch.Tensor,
-    row_experts: torch.Tensor,
-    activation_type: int = SWIGLU,
-    bias: torch.Tensor | None = None,
-    swiglu_alpha: torch.Tensor | None = None,
-    swiglu_beta: torch.Tensor | None = None,
-    swiglu_limit: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
+    row_experts: torch.Tensor | None,
+    expert_offsets: torch.Tensor | None,
+    each: tuple[torch.Tensor | None, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`expert_activation_block_quant` in plain PyTorch; rows of no expert have codes 0."""
-    numbers = bias, swiglu_alpha, swiglu_beta, swiglu_limit, scale
-    y = activated(x, expert_offsets, row_experts, activation_type, *numbers)
-    return group_quant(y, GROUP, EPS, torch.float8_e4m3fn)
+    """Which rows belong to an expert, and the experts of these; ``each`` has what experts have.
+
+    A number that is no expert stands for the first one.
+    """
+    valid = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    counts = [len(t) for t in each if t is not None and t.numel() != 1]
+    if expert_offsets is not None:
+        counts = [len(expert_offsets) - 1]
+        valid = torch.arange(len(x), device=x.device) < expert_offsets[-1]
+    experts = valid.int()
+    if row_experts is not None:
+        experts, valid = row_experts, valid & (row_experts >= 0)
+    count = counts[0] if counts else 1
+    if count == 0:
+        valid = torch.zeros_like(valid)
+    experts = experts[valid]
+    return valid, torch.where(is_row(experts, count), experts, 0).long()

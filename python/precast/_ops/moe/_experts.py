@@ -13,7 +13,7 @@ from precast._base.torch import torch
 from precast._op.validation import memory_of
 from precast._ops.moe._rows import GROUP, MAX_ROWS, ROW_BYTES, VECTOR
 from precast._ops.moe.enums import ActivationType
-from precast._ops.moe.expert_activation import known_function
+from precast._ops.moe.moe_activation import known_function
 from precast._ops.moe.moe_sort import CHUNK, MAX_EXPERTS, chunks_of
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -28,13 +28,15 @@ class Mode(enum.Enum):
     HALF = enum.auto()  # bfloat16 or float16
     FP8 = enum.auto()  # e4m3, with a scale for each expert
     FP8_BLOCKS = enum.auto()  # e4m3, with scales of 128 columns of tokens, 128 x 128 of weights
+    MXFP4 = enum.auto()  # weights of e2m1 with scales of 32, bfloat16 activations
 
 
 #: What errors say that there is.
 _THERE_ARE = (
     "there are kernels for input, weights and output of one dtype, bfloat16 or float16; for input "
-    "and weights of float8_e4m3fn with four quant_scales; and for weights of float8_e4m3fn with "
-    "use_deepseek_fp8_block_scale"
+    "and weights of float8_e4m3fn with four quant_scales; for weights of float8_e4m3fn with "
+    "use_deepseek_fp8_block_scale; and for bfloat16 input and output with MXFP4 weights and "
+    "use_w4_group_scaling"
 )
 
 
@@ -49,6 +51,7 @@ def mode_of(
     weight_dtype: torch.dtype,
     output_dtype: torch.dtype,
     use_deepseek_fp8_block_scale: bool,
+    use_w4_group_scaling: bool,
     **flags: object,
 ) -> Mode:
     """Return the mode of a call; raise BackendSupportedError for one that no kernel has.
@@ -64,6 +67,11 @@ def mode_of(
     dtypes = f"{x_dtype} tokens with {weight_dtype} weights and {output_dtype} results"
     if output_dtype not in _HALVES:
         raise unsupported(name, dtypes)
+    if use_w4_group_scaling:
+        is_bf16 = x_dtype is torch.bfloat16 and output_dtype is torch.bfloat16
+        if is_bf16 and weight_dtype is torch.uint8 and not use_deepseek_fp8_block_scale:
+            return Mode.MXFP4
+        raise unsupported(name, f"{dtypes} and use_w4_group_scaling")
     if use_deepseek_fp8_block_scale:
         if x_dtype in _HALVES and weight_dtype is _E4M3:
             return Mode.FP8_BLOCKS
@@ -162,7 +170,7 @@ def scratch_layout(
         return place(torch.float32, *shape, strides=(1, sizes.padded_rows))
 
     rows, result = sizes.rows, row_dtype(mode, output_dtype)
-    operand = x_dtype if mode is Mode.HALF else _E4M3
+    operand = x_dtype if mode in (Mode.HALF, Mode.MXFP4) else _E4M3
     i32 = torch.int32
     offsets = place(i32, sizes.experts + 1)
     row_of_slot = place(i32, sizes.tokens, sizes.slots)
@@ -293,24 +301,26 @@ def sizes_of(
                 f"{name}: {argument} must have {rank} dimensions, got shape {[*t.shape]}"
             )
     (tokens, hidden), slots = x.shape, experts_of.shape[1]
-    experts, columns, inter = fc2.shape
-    sizes = Sizes(tokens, slots, experts, hidden, inter, function.is_gated)
+    packed = 2 if mode is Mode.MXFP4 else 1  # numbers in an element
+    experts, columns, width = fc2.shape
+    sizes = Sizes(tokens, slots, experts, hidden, packed * width, function.is_gated)
     if columns != hidden:
         raise ValueError(
-            f"{name}: fc2_expert_weights must have shape {[experts, hidden, inter]}, got "
+            f"{name}: fc2_expert_weights must have shape {[experts, hidden, width]}, got "
             f"{[*fc2.shape]}"
         )
     check_sizes(name, sizes, mode)
     check_tensor(name, "input", x, x, x.dtype, tokens, hidden)
     check_tensor(name, "token_selected_experts", experts_of, x, torch.int32, tokens, slots)
-    check_tensor(name, "fc1_expert_weights", fc1, x, fc2.dtype, experts, sizes.inputs, hidden)
-    check_tensor(name, "fc2_expert_weights", fc2, x, fc2.dtype, experts, hidden, inter)
+    of_fc1 = experts, sizes.inputs, hidden // packed
+    check_tensor(name, "fc1_expert_weights", fc1, x, fc2.dtype, *of_fc1)
+    check_tensor(name, "fc2_expert_weights", fc2, x, fc2.dtype, experts, hidden, width)
     return sizes
 
 
 def check_sizes(name: str, sizes: Sizes, mode: Mode) -> None:
     """Raise for sizes that no kernel takes."""
-    multiple = {Mode.HALF: VECTOR, Mode.FP8: 2 * VECTOR, Mode.FP8_BLOCKS: GROUP}[mode]
+    multiple = {Mode.HALF: VECTOR, Mode.FP8: 2 * VECTOR}.get(mode, GROUP)
     for what, size in (("hidden", sizes.hidden), ("intermediate", sizes.inter)):
         if size <= 0 or size % multiple:
             raise ValueError(

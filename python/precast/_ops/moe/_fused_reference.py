@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from precast._base.torch import torch
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise_reference
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16_reference
+from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4_reference
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8_reference
 from precast._ops.moe._activation_reference import (
     SWIGLU,
     SWIGLU_BIAS,
-    expert_activation_block_quant_reference,
-    expert_activation_quant_reference,
-    expert_activation_reference,
+    moe_activation_reference,
 )
+from precast._ops.moe.moe_finalize import moe_finalize_reference
 from precast._ops.moe.moe_permute import moe_permute_quant_reference, moe_permute_reference
 from precast._ops.moe.moe_sort import moe_sort_reference
-from precast._ops.moe.moe_unpermute import moe_unpermute_reference
 
 
 def cutlass_fused_moe_reference(
@@ -37,6 +36,7 @@ def cutlass_fused_moe_reference(
     tp_rank: int = 0,
     ep_rank: int = 0,
     use_deepseek_fp8_block_scale: bool = False,
+    use_w4_group_scaling: bool = False,
     activation_type: int = SWIGLU,
 ) -> torch.Tensor:
     """:func:`cutlass_fused_moe` in plain PyTorch on any device.
@@ -54,29 +54,33 @@ def cutlass_fused_moe_reference(
         activation_type = SWIGLU_BIAS
     scales = quant_scales or ()
     offsets, rows, of = moe_sort_reference(token_selected_experts, experts, ep_rank * experts)
-    given = activation_type, fc1_expert_biases, *numbers
+    given = of, offsets, activation_type, fc1_expert_biases, *numbers
     second_scale = None
     if use_deepseek_fp8_block_scale:
         x, x_scale = moe_permute_quant_reference(input, rows)
         y = group_gemm_fp8_nt_groupwise_reference(
             x, fc1, x_scale, scales[0], offsets, "K", output_dtype
         )
-        h, h_scale = expert_activation_block_quant_reference(y, offsets, of, *given)
+        h, h_scale = moe_activation_reference(y, *given, gate_first=False)
         y = group_gemm_fp8_nt_groupwise_reference(
-            h, fc2, h_scale, scales[1], offsets, "K", output_dtype
+            h, fc2, h_scale.mT, scales[1], offsets, "K", output_dtype
         )
     elif fc1.dtype == torch.float8_e4m3fn:
         first_scale, quant_scale, second_scale = scales[:3]
         x = moe_permute_reference(input, rows)
         y = grouped_mm_fp8_reference(x, fc1, offsets)
-        h = expert_activation_quant_reference(y, offsets, of, quant_scale, *given, first_scale)
+        h = moe_activation_reference(y, *given, first_scale, quant_scale, gate_first=False)
         y = grouped_mm_fp8_reference(h, fc2, offsets)
+    elif use_w4_group_scaling:
+        of_fc1, of_fc2 = (scale.view(torch.uint8) for scale in scales)
+        x = moe_permute_reference(input, rows)
+        y = grouped_mm_mxfp4_reference(x, fc1, of_fc1, offsets, output_dtype)
+        h = moe_activation_reference(y, *given, gate_first=False, out_dtype=output_dtype)
+        y = grouped_mm_mxfp4_reference(h, fc2, of_fc2, offsets, output_dtype)
     else:
         x = moe_permute_reference(input, rows)
         y = grouped_mm_bf16_reference(x, fc1, offsets, output_dtype)
-        h = expert_activation_reference(y, offsets, of, *given)
+        h = moe_activation_reference(y, *given, gate_first=False, out_dtype=output_dtype)
         y = grouped_mm_bf16_reference(h, fc2, offsets, output_dtype)
     bias = fc2_expert_biases if tp_rank == 0 else None
-    return moe_unpermute_reference(
-        y, rows, token_final_scales, of, second_scale, bias, output_dtype
-    )
+    return moe_finalize_reference(y, rows, token_final_scales, of, second_scale, bias, output_dtype)

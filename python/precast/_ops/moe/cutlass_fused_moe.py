@@ -2,7 +2,8 @@
 """A mixture of experts, from tokens and their experts to their results.
 
 Source: Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538; scales of blocks:
-DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.
+DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3; MXFP4: OCP Microscaling Formats (MX)
+Specification 1.0.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.export import op
+from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16
+from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8
 from precast._ops.moe._experts import (
     Mode,
@@ -33,16 +36,12 @@ from precast._ops.moe._experts import (
     unsupported,
 )
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
-from precast._ops.moe._rows import GROUP
+from precast._ops.moe._rows import EPS, GROUP
 from precast._ops.moe.enums import ActivationType
-from precast._ops.moe.expert_activation import (
-    ACTIVATION,
-    ACTIVATION_BLOCK_QUANT,
-    ACTIVATION_QUANT,
-)
+from precast._ops.moe.moe_activation import ACTIVATION
+from precast._ops.moe.moe_finalize import FINALIZE
 from precast._ops.moe.moe_permute import PERMUTE, PERMUTE_QUANT
 from precast._ops.moe.moe_sort import SORT
-from precast._ops.moe.moe_unpermute import UNPERMUTE
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
 
@@ -54,7 +53,7 @@ def _check_scales(
 ) -> tuple[torch.Tensor, ...]:
     """Return the scales that the mode needs; raise unless they are there."""
     given = tuple(quant_scales or ())
-    count = {Mode.HALF: 0, Mode.FP8: 4, Mode.FP8_BLOCKS: 2}[mode]
+    count = {Mode.HALF: 0, Mode.FP8: 4}.get(mode, 2)
     if count == 0:
         return ()
     if len(given) != count:
@@ -62,6 +61,16 @@ def _check_scales(
             f"{_NAME}: quant_scales must hold {count} tensors for this mode, got {len(given)}"
         )
     experts = sizes.experts
+    if mode is Mode.MXFP4:
+        return tuple(
+            _folded(f"quant_scales[{i}]", scale, x, experts, columns, depth)
+            for i, (scale, columns, depth) in enumerate(
+                (
+                    (given[0], sizes.inputs, sizes.hidden),
+                    (given[1], sizes.hidden, sizes.inter),
+                )
+            )
+        )
     shapes: list[tuple[int, ...]]
     if mode is Mode.FP8_BLOCKS:
         shapes = [
@@ -76,6 +85,20 @@ def _check_scales(
     for i, (scale, shape) in enumerate(zip(given, shapes, strict=True)):
         check_tensor(_NAME, f"quant_scales[{i}]", scale, x, torch.float32, *shape)
     return given
+
+
+def _folded(
+    argument: str, scale: torch.Tensor, x: torch.Tensor, experts: int, columns: int, depth: int
+) -> torch.Tensor:
+    """Return interleaved scales of MXFP4 as the product takes them; raise for others.
+
+    Engines pass the bytes as they are, or as one int32 for four of them.
+    """
+    if scale.dtype in (torch.int32, torch.float8_e8m0fnu) and scale.is_contiguous():
+        scale = scale.view(torch.uint8)
+    shape = experts, columns // COLUMNS, depth // DEPTH, 16, 16
+    check_tensor(_NAME, argument, scale, x, torch.uint8, *shape)
+    return scale
 
 
 def _run(
@@ -100,19 +123,21 @@ def _run(
     """Launch the steps."""
     pdl = enable_pdl
     SORT.launch(selected, first_expert, s.offsets, s.rows, s.row_experts, s.counts, pdl)
-    of_rows = s.first, s.offsets, s.row_experts
     act = int(function)
-    if mode is Mode.HALF:
+    # Where nothing differs between experts, the function does not read which expert a row has.
+    differs = mode is Mode.FP8 or any(t is not None for t in (fc1_bias, *numbers))
+    of_rows = s.first, s.row_experts if differs else None, s.offsets, act, fc1_bias, *numbers
+    if mode in (Mode.HALF, Mode.MXFP4):
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
-        grouped_mm_bf16(s.tokens, fc1, s.offsets, s.first, s.first.dtype, tactic=tactics[0])
-        ACTIVATION.launch(*of_rows, act, fc1_bias, *numbers, None, s.active, pdl)
-        grouped_mm_bf16(s.active, fc2, s.offsets, s.second, s.second.dtype, tactic=tactics[1])
+        _multiply(s.tokens, fc1, scales[:1], s.offsets, s.first, tactics[0])
+        ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, None, pdl)
+        _multiply(s.active, fc2, scales[1:], s.offsets, s.second, tactics[1])
         scale = None
     elif mode is Mode.FP8:
         dequant, quant, scale, _ = scales
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
         grouped_mm_fp8(s.tokens, fc1, s.offsets, None, s.first, s.first.dtype, tactic=tactics[0])
-        ACTIVATION_QUANT.launch(*of_rows, quant, act, fc1_bias, *numbers, dequant, s.active, pdl)
+        ACTIVATION.launch(*of_rows, dequant, quant, False, EPS, s.active, None, pdl)
         grouped_mm_fp8(s.active, fc2, s.offsets, None, s.second, s.second.dtype, tactic=tactics[1])
     else:
         of_fc1, of_fc2 = (scale.mT for scale in scales)
@@ -120,16 +145,28 @@ def _run(
         group_gemm_fp8_nt_groupwise(
             *(s.tokens, fc1, s.token_scales.mT, of_fc1, s.offsets), out=s.first, choice=tactics[0]
         )
-        ACTIVATION_BLOCK_QUANT.launch(
-            *of_rows, act, fc1_bias, *numbers, None, s.active, s.active_scales, pdl
-        )
+        active_scales = s.active_scales.mT
+        ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, active_scales, pdl)
         group_gemm_fp8_nt_groupwise(
-            *(s.active, fc2, s.active_scales.mT, of_fc2, s.offsets),
-            out=s.second,
-            choice=tactics[1],
+            *(s.active, fc2, active_scales, of_fc2, s.offsets), out=s.second, choice=tactics[1]
         )
         scale = None
-    UNPERMUTE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
+    FINALIZE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
+
+
+def _multiply(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    offsets: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int,
+) -> None:
+    """Write the products of 16-bit rows with weights of 16 bits, or of MXFP4 with their scales."""
+    if scales:
+        grouped_mm_mxfp4(a, b, scales[0], offsets, out, out.dtype, tactic=tactic)
+    else:
+        grouped_mm_bf16(a, b, offsets, out, out.dtype, tactic=tactic)
 
 
 def _fill(made: dict[str, Any]) -> None:
@@ -236,13 +273,14 @@ def cutlass_fused_moe(
     fc1_expert_weights : torch.Tensor
         ``[experts, 2 inter, hidden]``, contiguous: the experts of this rank. The first half of the
         rows is the linear part (w3, up) and the second the gate (w1); without a gate there are
-        ``inter`` rows.
+        ``inter`` rows. MXFP4: uint8, of half as many columns.
     fc2_expert_weights : torch.Tensor
-        ``[experts, hidden, inter]``, contiguous, of the same dtype; up to 1024 experts.
+        ``[experts, hidden, inter]``, contiguous, of the same dtype; up to 1024 experts. MXFP4:
+        half as many columns.
     output_dtype : torch.dtype
         bfloat16 or float16.
     quant_scales : sequence of torch.Tensor or None
-        Float32, contiguous. None or ignored for 16-bit weights; for FP8 see Modes in the notes.
+        Contiguous. None or ignored for 16-bit weights; for FP8 and MXFP4 see Modes in the notes.
     fc1_expert_biases : torch.Tensor, optional
         ``[experts, 2 inter]`` or ``[experts, inter]`` of ``output_dtype``, contiguous. Default:
         none.
@@ -267,14 +305,14 @@ def cutlass_fused_moe(
         effect, as such slots are always skipped.
     use_deepseek_fp8_block_scale : bool
         Whether weights are float8_e4m3fn with scales of blocks. Default: False.
-    use_w4_group_scaling, use_mxfp8_act_scaling, min_latency_mode, use_packed_weights : bool
+    use_w4_group_scaling : bool
+        Whether weights are MXFP4. Default: False.
+    use_mxfp8_act_scaling, min_latency_mode, use_packed_weights, use_wfp4afp8_humming : bool
         Only False: no kernel has these modes.
-    use_wfp4afp8_humming : bool
-        Only False.
     tune_max_num_tokens : int
         Without effect, as nothing is tuned.
     activation_type : int
-        An :class:`ActivationType`, as :func:`expert_activation` takes it. Default: Swiglu.
+        An :class:`ActivationType`, as :func:`moe_activation` takes it. Default: Swiglu.
     swizzled_input_sf : bool
         Without effect without ``input_sf``.
     use_fused_finalize : bool
@@ -303,9 +341,9 @@ def cutlass_fused_moe(
         A mode, or an ``activation_type``, that no kernel has; the message lists what there is.
     ValueError
         A tensor that is not on a CUDA device; a dtype, shape, device, strides or alignment other
-        than above; sizes that are no multiples of 8 (16 with FP8, 128 with scales of blocks); a
-        rank outside of its group; an ``output`` that overlaps another argument; a workspace that is
-        too small.
+        than above; sizes that are no multiples of 8 (16 with FP8, 128 with scales of blocks and
+        with MXFP4); a rank outside of its group; an ``output`` that overlaps another argument; a
+        workspace that is too small.
 
     Notes
     -----
@@ -313,14 +351,20 @@ def cutlass_fused_moe(
 
     - ``input``, weights and ``output_dtype`` are all bfloat16 or all float16. The results of both
       products and of the activation are rounded to it.
-    - ``input`` and weights are float8_e4m3fn. ``quant_scales`` are the factor of the first product
-      of each expert ``[experts]``, what activations are multiplied by before they are rounded (one
-      number, or ``[experts]``), the factor of the second product ``[experts]``, and one number that
-      is not read. Products are bfloat16 before these factors.
+    - ``input`` and weights are float8_e4m3fn. ``quant_scales``, float32, are the factor of the
+      first product of each expert ``[experts]``, what activations are multiplied by before they are
+      rounded (one number, or ``[experts]``), the factor of the second product ``[experts]``, and
+      one number that is not read. Products are bfloat16 before these factors.
     - ``use_deepseek_fp8_block_scale``: ``input`` is bfloat16 or float16, weights float8_e4m3fn.
-      ``quant_scales`` are those of the weights in blocks of 128 x 128: ``[experts,
+      ``quant_scales`` are those of the weights in blocks of 128 x 128, float32: ``[experts,
       ceil(2 inter / 128), hidden / 128]`` and ``[experts, hidden / 128, inter / 128]``. Tokens and
       activations are quantised as :func:`moe_permute_quant` does.
+    - ``use_w4_group_scaling``: ``input`` and ``output_dtype`` are bfloat16, weights uint8 with two
+      e2m1 numbers in a byte, as :func:`interleave_moe_weights_for_sm90_mixed_gemm` returns them.
+      ``quant_scales`` are the ue8m0 scales of both weights as
+      :func:`interleave_moe_scales_for_sm90_mixed_gemm` returns them: ``[experts, 2 inter / 64,
+      hidden / 128, 16, 16]`` and ``[experts, hidden / 64, inter / 128, 16, 16]``, uint8, or what
+      their ``.view`` as int32 or float8_e8m0fnu is. Results are rounded as with bfloat16 weights.
 
     The order of rows is stable, and slots are added in float32 in their order, so equal arguments
     give equal bits, with every value of ``use_fused_finalize``. Experts without tokens are not
@@ -351,7 +395,7 @@ def cutlass_fused_moe(
     mode = mode_of(
         *(_NAME, input.dtype, fc1_expert_weights.dtype, output_dtype),
         use_deepseek_fp8_block_scale,
-        use_w4_group_scaling=use_w4_group_scaling,
+        use_w4_group_scaling,
         use_mxfp8_act_scaling=use_mxfp8_act_scaling,
         min_latency_mode=min_latency_mode,
         use_packed_weights=use_packed_weights,
@@ -399,6 +443,8 @@ def cutlass_fused_moe(
             "fc1_expert_biases": fc1_expert_biases,
             "fc2_expert_biases": fc2_expert_biases,
         }
+        if mode is Mode.MXFP4:
+            vectors |= {f"quant_scales[{i}]": scale for i, scale in enumerate(scales)}
         check_aligned(_NAME, output=output, **vectors)
         read = {
             "token_selected_experts": token_selected_experts,
@@ -451,7 +497,8 @@ def cutlass_fused_moe_workspace_size(
     hidden_size : int
         The columns of tokens and results.
     intermediate_size : int
-        The columns between both products, those of the last dimension of ``fc2_expert_weights``.
+        The columns between both products, those of the last dimension of ``fc2_expert_weights``;
+        of MXFP4 twice as many.
     num_experts_total : int
         The experts of all ranks.
     top_k : int
@@ -464,11 +511,9 @@ def cutlass_fused_moe_workspace_size(
         An :class:`ActivationType`. Default: Swiglu.
     tp_size, tp_rank, ep_size, ep_rank : int
         As :func:`cutlass_fused_moe` takes them.
-    min_latency_mode, use_w4_group_scaling, use_mxfp8_act_scaling, use_packed_weights : bool
+    min_latency_mode, use_mxfp8_act_scaling, use_packed_weights, use_wfp4afp8_humming : bool
         Only False.
-    use_wfp4afp8_humming : bool
-        Only False.
-    use_deepseek_fp8_block_scale : bool
+    use_deepseek_fp8_block_scale, use_w4_group_scaling : bool
         As :func:`cutlass_fused_moe` takes it.
     use_fused_finalize : bool
         Without effect.
@@ -515,7 +560,7 @@ def cutlass_fused_moe_workspace_size(
         )
     mode = mode_of(
         *(name, x_dtype, weight_dtype, output_dtype, use_deepseek_fp8_block_scale),
-        use_w4_group_scaling=use_w4_group_scaling,
+        use_w4_group_scaling,
         use_mxfp8_act_scaling=use_mxfp8_act_scaling,
         min_latency_mode=min_latency_mode,
         use_packed_weights=use_packed_weights,

@@ -20,7 +20,13 @@ from precast._ops.attention.cascade.merge import (
     merge_state_in_place,
     merge_state_in_place_reference,
 )
-from precast._ops.attention.parts import of_part, passed_on, planned_together
+from precast._ops.attention.parts import (
+    of_part,
+    passed_on,
+    planned_together,
+    run_beside,
+    share_workspace,
+)
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.signature import checked_first, gathers, public_arguments
@@ -206,6 +212,7 @@ class MultiLevelCascadeAttentionWrapper:
                 self._batch_prefill_wrappers.append(
                     _Level(float_workspace_buffer, kv_layout, use_cuda_graph, **buffers)
                 )
+        self._share_workspace()
         self._num_levels = num_levels
         self._kv_layout = kv_layout
         self._use_cuda_graph = use_cuda_graph
@@ -271,6 +278,13 @@ class MultiLevelCascadeAttentionWrapper:
                 wrapper._check_workspaces(float_workspace_buffer, buffer)
         for wrapper, buffer in zip(self._batch_prefill_wrappers, ints):
             wrapper.reset_workspace_buffer(float_workspace_buffer, buffer)
+        self._share_workspace()
+
+    def _share_workspace(self) -> None:
+        """Let the last level, which runs first, overlap the first one; the others run alone."""
+        *others, last = self._batch_prefill_wrappers
+        if others:
+            share_workspace(last, others[0])
 
     def _plan_levels(self, given: Any) -> None:
         wrappers, last = self._batch_prefill_wrappers, self._num_levels - 1
@@ -384,17 +398,25 @@ class MultiLevelCascadeAttentionWrapper:
         Allocates the outputs of each level. Safe in CUDA graphs; not differentiable.
         """
         *others, last = self._batch_prefill_wrappers
-        out, lse = self._run_level(last, q, paged_kv_cache)
-        for level in others:
-            merge_state_in_place(out, lse, *self._run_level(level, q, paged_kv_cache))
+        # Made before the first launch: no other kernel may stand between two that overlap.
+        of_last, *into = (self._outputs(level, q) for level in (last, *others))
+        out, lse = last.run(q, paged_kv_cache, **of_last, return_lse=True)
+        for level, outputs in zip(others, into):
+            if level is others[0]:
+                run_beside(last, level, q)
+            state = level.run(q, paged_kv_cache, **outputs, return_lse=True)
+            merge_state_in_place(out, lse, *state)
         return out
 
-    def _run_level(self, level: _Level, q: torch.Tensor, paged_kv_cache: Cache) -> Any:
-        """Return a state; under CUDA graphs rows of no request merge as zeros."""
-        lse = None
-        if self._use_cuda_graph and isinstance(q, torch.Tensor):
-            lse = torch.zeros(q.shape[:-1], dtype=torch.float32, device=q.device)
-        return level.run(q, paged_kv_cache, lse=lse, return_lse=True)
+    def _outputs(self, level: _Level, q: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what a level writes to under CUDA graphs, where rows of no request are 0."""
+        if not (self._use_cuda_graph and isinstance(q, torch.Tensor)):
+            return {}
+        plan, rows = level._plan, q.shape[:-1]
+        return {
+            "out": q.new_zeros((*rows, plan.shape.head_dim_vo), dtype=plan.model.o_dtype),
+            "lse": q.new_zeros(rows, dtype=torch.float32),
+        }
 
     forward = run
 

@@ -15,7 +15,13 @@ from precast._ops.attention import kernels, validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.lengths import pairs_of_requests
-from precast._ops.attention.parts import of_part, passed_on, planned_together
+from precast._ops.attention.parts import (
+    of_part,
+    passed_on,
+    planned_together,
+    run_beside,
+    share_workspace,
+)
 from precast._ops.attention.plan import NO_MASK, NO_TABLES, Dtype
 from precast._ops.attention.pod.trace import batch_pod_trace
 from precast._ops.attention.pod.wrapper import DECODE, PREFILL
@@ -143,8 +149,9 @@ class BatchPODWithPagedKVCacheWrapper:
     Notes
     -----
     The two parts are not one kernel here: a run launches the prefill and then the decode, because a
-    kernel reads one cache. Where both parts have the same cache, :class:`BatchAttention` takes one
-    launch for the whole batch.
+    kernel reads one cache. With programmatic dependent launch the decode starts on the SMs that the
+    prefill leaves free; each part takes a half of the workspace. Where both parts have the same
+    cache, :class:`BatchAttention` takes one launch for the whole batch.
 
     Examples
     --------
@@ -170,9 +177,9 @@ class BatchPODWithPagedKVCacheWrapper:
     @precast_api
     @checked_first
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
-        # Both use the float workspace, one after the other.
         self._prefill = _Part(float_workspace_buffer, kv_layout)
         self._decode = _Part(float_workspace_buffer, kv_layout)
+        share_workspace(self._prefill, self._decode)
         self._prefill._cache_argument = "paged_kv_cache_p"
         self._decode._cache_argument = "paged_kv_cache_d"
 
@@ -268,6 +275,7 @@ class BatchPODWithPagedKVCacheWrapper:
                 masks = given.custom_mask_p, given.packed_custom_mask_p
                 prefill.use_mask(bool(given.causal_p), *masks)
                 of_prefill = prefill.run(given.q_p, given.paged_kv_cache_p, **options)
+            run_beside(prefill, self._decode, given.q_p)
             with of_part(DECODE, q="q_d"):
                 of_decode = self._decode.run(
                     given.q_d,

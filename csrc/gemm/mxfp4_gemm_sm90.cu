@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of one mxfp4_gemm_sm90 module. Its macro is the axis of
+// aot_configs/mxfp4_gemm_sm90.toml.
+#include "precast/gemm/sm90/mxfp4.cuh"
+
+#if !defined(PRECAST_DTYPE_O)
+#error "csrc/gemm/mxfp4_gemm_sm90.cu: define PRECAST_DTYPE_O, such as bf16"
+#endif
+
+namespace precast {
+
+extern const DType mxfp4_gemm_sm90_dtype_o = TypeName<PRECAST_DTYPE_O>::value;
+
+cudaError_t mxfp4_gemm_sm90(const Mxfp4GemmParams& params, const Mxfp4Choice& choice, int sms,
+                            bool enable_pdl, cudaStream_t stream) {
+  return launch_mxfp4_gemm<PRECAST_DTYPE_O>(params, choice, sms, enable_pdl, stream);
+}
+
+}  // namespace precast

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights of MXFP4: e2m1 numbers, and a ue8m0 scale for 32 of them along the depth.
+//
+//   weight[n, k] = e2m1[n, k] * 2^(scale[n, k / 32] - 127)
+//
+// They lie as fused_moe.interleave_moe_weights_for_sm90_mixed_gemm writes them, in the order in
+// which a warp multiplies them. So a lane takes 16 bytes at once, and neither shuffles nor ldmatrix
+// bring the numbers to the lanes that need them.
+//
+// Weights  [columns / 16, depth / 64, lane 32, part 4] words of 32 bits. A word is what lane l = 4
+// g
+//          + q holds of 16 columns and 16 of the depth, in the fragments of mma and wgmma alike:
+//
+//            pair          0         1         2         3
+//            column        g         g + 8     g         g + 8
+//            depth         2 q + i   2 q + i   2 q + 8 + i   2 q + 8 + i,   i = 0, 1
+//
+// Bits     Number i of a pair becomes half i of a register: bf16 has its sign in bit 15 and its
+//          lowest exponent and highest mantissa bits in bits 8 to 6. A word has the bits where few
+//          instructions bring them there. The code is sign, e1, e0, m; bits are those of half i:
+//
+//            pair      sign                    e1   e0   m     brought by
+//            0         15                      8    7    6     nothing
+//            1         11                      4    3    2     a shift by 4 to the left
+//            2         5 of the other half     14   13   12    a rotation by 6 to the right
+//            3         9                       10   1    0     two shifts
+//
+//          The bits mean e2m1 * 2^-126 there, because the exponent's bias is 127 instead of 1, and
+//          for codes 0 and 1 the number is as subnormal as in e2m1. One multiplication by a power
+//          of two makes it the weight, exactly; it is smaller by 2^64, so that the power has an
+//          exponent for all scales from 2^-127 to 2^65. Larger ones are infinite. Scales below
+//          2^-68 give weights that lose bits.
+// Scales   [columns / 64, depth / 128, column 16, sixteen 4, 4] bytes: byte j of [c, s] is the
+// scale
+//          of column 16 s + c of 64, and of the numbers 32 j to 32 j + 31 of 128 along the depth.
+// Source   OCP Microscaling Formats (MX) Specification 1.0
+#pragma once
+
+#include "precast/core/mma_operand.cuh"
+#include "precast/gemm/gemm_params.cuh"
+
+namespace precast {
+
+// Of a weight.
+constexpr int kMxfp4Columns = 64, kMxfp4Depth = 128;  // multiples
+constexpr int kMxfp4BandColumns = 16;                 // that words of 32 lanes have
+constexpr int kMxfp4StepDepth = 64;                   // that 16 bytes of a lane have
+constexpr int kMxfp4BandBytes = kMxfp4BandColumns * kMxfp4StepDepth / 2;
+constexpr int kMxfp4ScaleBytes = kMxfp4Columns * kMxfp4Depth / 32;  // of a block of both
+
+struct Mxfp4GemmParams : GemmParams {
+  const unsigned char* b_scales;  // [weights, columns / 64, depth / 128, 16, 4, 4]
+};
+
+// The element type of such a weight: two numbers in a byte.
+struct mxfp4 {
+  unsigned char pair;
+};
+
+#if defined(__CUDACC__)
+
+// Returns the scales of four times 32 numbers such that the next function has a factor for each.
+__device__ __forceinline__ uint32_t mxfp4_scales(uint32_t scales) {
+  return __vminu4(scales, 0xc1c1c1c1u);  // 193 becomes infinity
+}
+
+// Returns what the bits of a weight are multiplied by, twice: 2^(scale - 65), of one of the bytes.
+__device__ __forceinline__ uint32_t mxfp4_factor(uint32_t scales, int byte) {
+  constexpr uint32_t kBias = 62u << 7;
+  return (__byte_perm(scales, 0u, 0x4040 + byte * 0x0101) << 7) + kBias * 0x00010001u;
+}
+
+// Returns the products of two numbers each.
+__device__ __forceinline__ uint32_t multiply_bf16_pairs(uint32_t x, uint32_t y) {
+  uint32_t product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(0x80008000u));
+  return product;
+}
+
+// Converts a word to the weights of its four pairs, which are smaller by 2^64. `low` and `high` are
+// the factors of columns g and g + 8.
+__device__ __forceinline__ void unpack_mxfp4(uint32_t word, uint32_t low, uint32_t high,
+                                             uint32_t (&pairs)[4]) {
+  constexpr uint32_t kBits = 0x81c081c0u;
+  pairs[0] = multiply_bf16_pairs(word & kBits, low);
+  pairs[1] = multiply_bf16_pairs(word << 4 & kBits, high);
+  pairs[2] = multiply_bf16_pairs(__funnelshift_r(word, word, 6) & kBits, low);
+  pairs[3] = multiply_bf16_pairs((word << 6 & 0x80c080c0u) | (word >> 2 & 0x01000100u), high);
+}
+
+// MMAs of bf16 tokens with such a weight.
+template <>
+struct MmaOperands<bf16, mxfp4> : MmaOperands<bf16, bf16> {
+  static constexpr float kRescale = 18446744073709551616.0f;  // 2^64
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

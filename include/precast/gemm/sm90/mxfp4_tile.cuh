@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of GEMM with a weight of MXFP4 for sm_90a, and which of them a problem takes. Rows are
+// columns of the weight, because wgmma takes its first operand from registers, where the weight is
+// unpacked; columns are tokens.
+//
+// A stage holds 128 of the depth: the tokens in two panels of 64, as TMA swizzles them; the words
+// of the weight, a band of 16 rows after the other; and its scales, 64 rows after the other.
+#pragma once
+
+#include "precast/gemm/mxfp4_weight.cuh"
+#include "precast/gemm/sm90/tile.cuh"
+
+namespace precast {
+
+// The index is that of Mxfp4Choice::tile, which tests know.
+constexpr Sm90TileShape kMxfp4Tiles[] = {
+    {64, 16, true, 3},   {64, 32, true, 2},   {64, 64, true, 2},
+    {128, 128, true, 1}, {128, 256, true, 1},
+};
+
+struct Mxfp4Family {
+  // Bytes by which a stage has 128 of the depth.
+  static constexpr int kTiles = sizeof(kMxfp4Tiles) / sizeof(kMxfp4Tiles[0]), kElementBytes = 1;
+  static constexpr const Sm90TileShape& tile(int index) { return kMxfp4Tiles[index]; }
+};
+using Mxfp4Choice = Sm90GemmChoice<Mxfp4Family>;
+
+// The tile for groups that have `tokens` tokens on average: the smallest that has a few more,
+// because groups differ, and one with fewer reads its weight again.
+constexpr Mxfp4Choice choose_mxfp4_gemm(int tokens) {
+  int tile = 0;
+  while (tile + 1 < Mxfp4Family::kTiles && tokens > kMxfp4Tiles[tile].columns * 3 / 4) ++tile;
+  return {tile, 0, 0.0};
+}
+
+#if defined(PRECAST_SM)
+
+template <int kRowsOf, int kColumnsOf, int kCtas>
+struct Mxfp4Tile : Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas> {
+  using Base = Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas>;
+  static constexpr int kBuffers = 0;
+  static constexpr int kPanelDepth = 64, kPanels = kMxfp4Depth / kPanelDepth;
+  static constexpr int kPanelBytes = kColumnsOf * Base::kRowBytes;
+  static constexpr int kTokenBytes = kPanels * kPanelBytes;
+  static constexpr int kBandBytes = kMxfp4BandColumns * kMxfp4Depth / 2;
+  static constexpr int kWeightBytes = kRowsOf / kMxfp4BandColumns * kBandBytes;
+  static constexpr int kScaleOffset = kTokenBytes + kWeightBytes;
+  static constexpr int kScaleBytes = kRowsOf / kMxfp4Columns * kMxfp4ScaleBytes;
+  // Panels begin at multiples of 1 KiB, where the swizzle does.
+  static constexpr int kStageBytes = (kScaleOffset + kScaleBytes + 1023) / 1024 * 1024;
+  static constexpr int kFitting = (Base::kSharedBytes - 64) / (kStageBytes + 16);
+  static constexpr int kStages = kFitting < Base::kMostStages ? kFitting : Base::kMostStages;
+  static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
+};
+
+#endif  // PRECAST_SM
+
+}  // namespace precast

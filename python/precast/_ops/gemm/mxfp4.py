@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of groups of consecutive rows with a weight of MXFP4 for each group.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.docs import documented
+from precast._op.export import op
+from precast._op.validation import check_contiguous
+from precast._ops.gemm._fp8 import MMA
+from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH, dequantized
+from precast._ops.gemm._plain import (
+    TACTIC,
+    Limits,
+    check_choice,
+    check_out,
+    check_sizes,
+    check_tma,
+    chosen,
+    exports,
+    fill_starts,
+)
+from precast._ops.gemm.grouped_mm import GROUPS, write_groups
+from precast.api_logging import precast_api
+from precast.trace import Const, Tensor, TraceTemplate, Var
+
+#: The tiles of the kernels for Hopper: ``kMxfp4Tiles`` of ``gemm/sm90/mxfp4_tile.cuh``.
+SM90_TILES = 5
+
+
+def _write(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    write_groups(a, dequantized(b, b_scale).mT, m_indptr, out)
+
+
+def _check(
+    export: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: torch.Tensor,
+    tactic: int,
+    limits: Limits,
+) -> None:
+    check_contiguous(export, b=b, b_scale=b_scale, m_indptr=m_indptr)
+    for what, t, size, multiple, things in (
+        ("a", a, a.shape[1], DEPTH, "columns"),
+        ("b", b, b.shape[1], COLUMNS, "rows"),
+    ):
+        if size % multiple or (what == "a" and size == 0):
+            legal = "a positive multiple" if what == "a" else "a multiple"
+            raise ValueError(
+                f"{export}: {what} must have {legal} of {multiple} {things}, got shape "
+                f"{[*t.shape]}; pad with zeros"
+            )
+    if limits.by_tma:
+        check_tma(export, "a", a, "b", b, True)
+    check_sizes(export, "a", a, out, tactic, limits)
+
+
+_MXFP4, _MXFP4_SM90 = _MXFP4_BOTH = exports(
+    "grouped_mm_mxfp4",
+    "a:bf16[m,k] b:u8[groups,n,k//2] b_scale:u8[groups,n//64,k//128,16,16] "
+    "m_indptr:i32[groups+1] out!:T=bf16|f16|f32[m,n] tactic:int enable_pdl:pdl_on",
+    _check,
+    range(SM90_TILES),
+    op="mxfp4_gemm",
+    write=_write,
+    derived={"out_dtype": lambda out: out.dtype},
+)
+
+
+def grouped_mm_mxfp4_reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """:func:`grouped_mm_mxfp4` in plain PyTorch on any device; rows of no group are zero."""
+    out = a.new_zeros(len(a), b.shape[1], dtype=out_dtype)
+    _write(a, b, b_scale, m_indptr, out)
+    return out
+
+
+def _fill(made: dict[str, Any]) -> None:
+    fill_starts(made["m_indptr"], len(made["a"]))
+    made["b_scale"].clamp_(118, 123)
+
+
+@precast_api(
+    trace=TraceTemplate(
+        op_type="grouped_gemm",
+        name_prefix="grouped_mm_mxfp4",
+        description="Multiplies groups of rows by the MXFP4 weights of their groups.",
+        axes={
+            "num_tokens": Var("Rows of a.", sample=64),
+            "num_groups": Const("g", sample=4),
+            "num_starts": Const("", value="num_groups + 1"),
+            "num_columns": Const("n", multiple=64),
+            "column_blocks": Const("", value="num_columns // 64"),
+            "depth": Const("k", multiple=128),
+            "depth_blocks": Const("", value="depth // 128"),
+            "depth_bytes": Const("", value="depth // 2"),
+            "block_rows": Const("", value="16"),
+        },
+        inputs={
+            "a": Tensor(["num_tokens", "depth"], dtype="bfloat16"),
+            "b": Tensor(["num_groups", "num_columns", "depth_bytes"], dtype="uint8"),
+            "b_scale": Tensor(
+                ["num_groups", "column_blocks", "depth_blocks", "block_rows", "block_rows"],
+                dtype="uint8",
+            ),
+            "m_indptr": Tensor(["num_starts"], dtype="int32"),
+        },
+        outputs={"result": Tensor(["num_tokens", "num_columns"], dtype="bfloat16")},
+        reference=grouped_mm_mxfp4_reference,
+        tags=["moe"],
+        fill=_fill,
+    )
+)
+@op("mxfp4_gemm")
+@documented(GROUPS, TACTIC)
+def grouped_mm_mxfp4(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    backend: str = "auto",
+    tactic: int = -1,
+) -> torch.Tensor:
+    r"""Multiply groups of consecutive rows by an MXFP4 weight each.
+
+    .. math::
+
+        out_m = \mathrm{round}(a_m \cdot w_g^T), \quad w_{g,n,k} = b_{g,n,k} \cdot
+        2^{scale_{g,n,k/32} - 127}, \quad m\_indptr_g \le m < m\_indptr_{g+1}
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        ``[m, k]``, bfloat16, on a CUDA device; stride 1 in the last dimension, rows at multiples of
+        16 bytes. ``k`` is a multiple of 128.
+    b : torch.Tensor
+        ``[groups, n, k / 2]``, uint8, contiguous: e2m1 numbers as
+        :func:`~precast.fused_moe.interleave_moe_weights_for_sm90_mixed_gemm` returns them. ``n`` is
+        a multiple of 64.
+    b_scale : torch.Tensor
+        ``[groups, n / 64, k / 128, 16, 16]``, uint8, contiguous: ue8m0 scales of 32 numbers as
+        :func:`~precast.fused_moe.interleave_moe_scales_for_sm90_mixed_gemm` returns them.
+    m_indptr : torch.Tensor
+        ``[groups + 1]``, int32, contiguous: where the rows of each group begin, ascending.
+    out : torch.Tensor, optional
+        ``[m, n]``, bfloat16, float16 or float32; stride 1 in the last dimension. Rows of no group
+        are not written. Default: a new tensor.
+    out_dtype : torch.dtype
+        The dtype of a new ``out``.
+    backend : str
+        ``"auto"``, or ``"mma"``, the kernels for every GPU on Hopper, too.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[m, n]``; ``out`` if it is given.
+
+    Notes
+    -----
+    Weights are bfloat16 when they are multiplied, exactly with scales from 2^-68 (byte 59) to 2^65
+    (byte 192). Smaller ones make weights that lose bits, larger ones infinities and NaN.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> a = torch.ones(3, 128).bfloat16()
+    >>> ones = torch.full((1, 64, 64), 0x22, dtype=torch.uint8)
+    >>> halves = torch.full((1, 64, 4), 126, dtype=torch.uint8)
+    >>> b = precast.fused_moe.interleave_moe_weights_for_sm90_mixed_gemm(ones)
+    >>> scales = precast.fused_moe.interleave_moe_scales_for_sm90_mixed_gemm(halves)
+    >>> starts = torch.tensor([0, 3], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     precast.gemm.grouped_mm_mxfp4(a, b, scales, starts)[:, 0]
+    tensor([64., 64., 64.], dtype=torch.bfloat16)
+    """
+    name = "grouped_mm_mxfp4"
+    check_choice(name, "backend", backend, "auto", MMA)
+    check_out(name, out, out_dtype, is_equal=False)
+    if out is None:
+        out = a.new_empty(a.shape[0], b.shape[1], dtype=out_dtype)
+    chosen(_MXFP4_BOTH, a, b, True, backend).launch(a, b, b_scale, m_indptr, out, tactic)
+    return out
