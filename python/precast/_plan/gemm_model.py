@@ -236,8 +236,9 @@ class Choice(NamedTuple):
 
         wgmma = max(tile.columns / 2, (64 + tile.columns) * 32 / cost["shared_bytes"][0])
         multiply = 4 * wgmma * (tile.rows // 64)
-        taken = 128.0 * (tile.tokens + tile.weights)
-        half = {"shares_a": tile.tokens, "shares_b": tile.weights}.get(use, 0)
+        rows, weights = min(tile.tokens, problem.tokens), min(tile.weights, problem.columns)
+        taken = 128.0 * (rows + weights)
+        half = {"shares_a": rows, "shares_b": weights}.get(use, 0)
         copy = taken / cost["fill_bytes"][0] + (taken - 64.0 * half) / cost["l2_bytes"][0]
         number = self.number // len(CLUSTERS)
         consumer = cost["consumer"][number]
