@@ -139,7 +139,7 @@ void moe_activation_call(DType dtype, const MoeActivationCall& call, const Launc
   params.input_stride = call.input.stride(0);
   params.out_stride = call.out.stride(0);
   params.columns = columns;
-  params.gate = call.gate_first ? 0 : columns;
+  params.gate = call.gate_first || parts == 1 ? 0 : columns;
   // Where nothing says how many there are, nothing is read of an expert.
   params.experts = int64_t(experts) > 0 ? static_cast<int>(experts) : 0;
   params.eps = static_cast<float>(call.eps);

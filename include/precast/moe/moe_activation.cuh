@@ -72,7 +72,7 @@ struct MoeActivationParams {
   int64_t out_stride;          // of rows, in elements
   int64_t scale_stride;        // of groups, in elements
   int64_t columns;             // a multiple of 8, of 128 for scaled codes
-  int64_t gate;                // the first column of the gate: 0 or `columns`
+  int64_t gate;                // the first column of the gate: 0 or `columns`; 0 if there is none
   int experts;
   ExpertFunction function;
   DType bias_type;           // f16 or bf16
@@ -168,31 +168,30 @@ __device__ __forceinline__ void apply_plain(ExpertFunction function, float (&y)[
   }
 }
 
-// Eight columns of h: the function of one row's input.
+// Eight columns of h, of which `column` is the first; the input has it at these places.
 template <typename T, ExpertForm kForm>
 __device__ __forceinline__ void compute_columns(const MoeActivationParams& p, int expert,
-                                                const T* input, int64_t column,
-                                                float (&h)[kExpertColumns]) {
+                                                const T* gates_from, const T* ups_from,
+                                                int64_t column, float (&h)[kExpertColumns]) {
   // Marking lines evict_last pays off where every row is read.
   const L2Policy policy = read_policy(p.row_experts == nullptr && p.offsets == nullptr);
-  const int64_t up_column = p.columns - p.gate + column, gate_column = p.gate + column;
   if constexpr (kForm == ExpertForm::swiglu) {
-    const Vec<T> gates = load_vec(input + gate_column, policy);
-    const Vec<T> ups = load_vec(input + up_column, policy);
+    const Vec<T> gates = load_vec(gates_from, policy);
+    const Vec<T> ups = load_vec(ups_from, policy);
     float up[kExpertColumns];
     unpack(gates, h);
     unpack(ups, up);
     apply_swiglu(up, h);
   } else if constexpr (kForm == ExpertForm::gated) {
-    const Vec<T> gates = load_vec(input + gate_column, policy);
-    const Vec<T> ups = load_vec(input + up_column, policy);
+    const Vec<T> gates = load_vec(gates_from, policy);
+    const Vec<T> ups = load_vec(ups_from, policy);
     const ExpertNumbers numbers(p, expert);
     float up[kExpertColumns];
-    add_bias(p, numbers, expert, 2 * p.columns, gate_column, gates, h);
-    add_bias(p, numbers, expert, 2 * p.columns, up_column, ups, up);
+    add_bias(p, numbers, expert, 2 * p.columns, p.gate + column, gates, h);
+    add_bias(p, numbers, expert, 2 * p.columns, p.columns - p.gate + column, ups, up);
     apply_gated(p.function, numbers, up, h);
   } else {
-    const Vec<T> loaded = load_vec(input + column, policy);
+    const Vec<T> loaded = load_vec(gates_from, policy);
     const ExpertNumbers numbers(p, expert);
     add_bias(p, numbers, expert, p.columns, column, loaded, h);
     apply_plain(p.function, h);
@@ -207,7 +206,12 @@ __global__ __launch_bounds__(kItemThreads) void MoeActivationKernel(
   const bool is_item = item < p.items.count;
   const int lane = threadIdx.x % kLanes;
   const ItemPosition at(p.items, is_item ? item : lane, kExpertColumns);
-  const T* input = static_cast<const T*>(p.input) + at.row * p.input_stride;  // [inputs]
+  const T* input = static_cast<const T*>(p.input) + at.row * p.input_stride + at.column;  // [8]
+
+  const T *gates = input + p.gate, *ups = input + (p.columns - p.gate);
+  // Why: the compiler would compute the addresses behind the wait, and so load later. Why not in
+  // the other forms: they would need 40 registers.
+  if constexpr (kForm == ExpertForm::swiglu) asm volatile("" : "+l"(gates), "+l"(ups));
 
   launch_dependent_grids();
   wait_on_dependent_grids();
@@ -225,7 +229,7 @@ __global__ __launch_bounds__(kItemThreads) void MoeActivationKernel(
     if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(p.experts)) expert = 0;
   }
   float h[kExpertColumns] = {};
-  if (exists) compute_columns<T, kForm>(p, expert, input, at.column, h);
+  if (exists) compute_columns<T, kForm>(p, expert, gates, ups, at.column, h);
   const int64_t to = at.row * p.out_stride + at.column;
   if constexpr (kOutput == ExpertOutput::numbers) {
     if (exists) store_vec(static_cast<T*>(p.out) + to, pack<T>(h));

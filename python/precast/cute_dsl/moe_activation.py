@@ -120,6 +120,7 @@ class MoeActivation:
         row = divide(item, reciprocal)
         column = Int64(item - row * Uint32(per_row)) * self.size
         row = Int64(row)
+        begin = cute.assume(row * input_stride + column, divby=self.size)
 
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
@@ -136,10 +137,9 @@ class MoeActivation:
         if valid:
             # Marking lines evict_last pays off where every row is read.
             every = row_experts.toint() == 0 and rows_end.toint() == 0
-            at = cute.assume(row * input_stride + gate + column, divby=self.size)
-            load_vector(input + at, loaded[None, 0], every)
-            at = cute.assume(row * input_stride + up + column, divby=self.size)
-            load_vector(input + at, loaded[None, 1], every)
+            halves = (cute.assume(half, divby=self.size) for half in (gate, up))
+            for number, half in enumerate(halves):
+                load_vector(input + begin + half, loaded[None, number], every)
             gates = loaded[None, 0].load().to(Float32)
             ups = loaded[None, 1].load().to(Float32)
             for i in cutlass.range_constexpr(self.size):
