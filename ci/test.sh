@@ -25,6 +25,8 @@ step "environment"
 make_venv "${TEST_VENV:-$PWD/build/test-venv}"
 # Python compiles a module when it is first imported; most modules of the environment never are.
 export PIP_COMPILE=0
+# Those that come with Python 3.10 to 3.12 take a minute to resolve what .[dev] needs.
+pip_install "pip>=25"
 install_torch
 pip_install ".[dev]"
 # Only its data model is needed; its dependencies would install FlashInfer.
