@@ -26,6 +26,7 @@ _NUMBERS = (
     "start",
     "split_byte",
     "share",
+    "pair",
     "used_by_4",
     "used_by_8",
     "missing",

@@ -242,7 +242,7 @@ class Choice(NamedTuple):
         copy = taken / cost["fill_bytes"][0] + (taken - 64.0 * half) / cost["l2_bytes"][0]
         number = self.number // len(CLUSTERS)
         consumer = cost["consumer"][number]
-        block = _together(consumer, busy * max(multiply, copy))
+        block = _together(consumer, busy * _together(multiply, copy))
         if shares:
             block *= 1 + cost["share"][0]
 
@@ -250,7 +250,7 @@ class Choice(NamedTuple):
         moved = family.element_bytes * depth * (float(tokens) + columns) + 2.0 * tokens * columns
         missing = 1 - min(1.0, ctas / (problem.sms * tile.ctas_per_sm))
         read = problem.groups * moved / cost["dram_bytes"][0] * (1 + cost["missing"][0] * missing)
-        of_tile = cost["tile"][number]
+        of_tile = cost["tile"][number] + (cost["pair"][0] if shares else 0.0)
         if parts > 1:
             split = cost["split"][{2: 0, 4: 1}.get(parts, 2)]
             of_tile += split + cost["split_byte"][0] * 4.0 * tile.rows * tile.columns

@@ -177,7 +177,7 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
   const auto together = [](double x, double y) {
     return std::sqrt(std::sqrt(x * x * x * x + y * y * y * y));
   };
-  double block = together(costs.consumer[choice.tile], busy * std::max(multiply, copy));
+  double block = together(costs.consumer[choice.tile], busy * together(multiply, copy));
   if (shares) block *= 1 + costs.share;
 
   const double depth = problem.depth, groups = problem.groups;
@@ -187,7 +187,7 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
                       (kElementBytes * depth * (double(problem.tokens) + problem.columns) +
                        2.0 * problem.tokens * problem.columns) /
                       costs.dram_bytes * (1 + costs.missing * missing);
-  double of_tile = costs.tile[choice.tile];
+  double of_tile = costs.tile[choice.tile] + (shares ? costs.pair : 0.0);
   if (parts > 1) {
     of_tile += costs.split[parts == 2   ? 0
                            : parts == 4 ? 1

@@ -10,52 +10,55 @@ namespace precast {
 // Of the block-scaled GEMM.
 struct Fp8GemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 968.0;
-  double l2_bytes = 51.3;
-  double dram_bytes = 1980.0;
-  double start = 5480.0;
-  double split_byte = 0.0598;
-  double share = 0.196;
-  double used_by_4 = 0.933;
-  double used_by_8 = 0.89;
-  double missing = 0.000216;
-  double split[3] = {484.0, 1380.0, 2000.0};
-  double consumer[14] = {670.0, 135.0, 507.0, 384.0, 444.0, 350.0, 300.0, 260.0, 200.0, 272.0, 362.0, 279.0, 191.0, 1020.0};
-  double tile[14] = {1310.0, 2700.0, 891.0, 966.0, 298.0, 900.0, 600.0, 400.0, 300.0, 332.0, 1330.0, 272.0, 31.5, 1830.0};
+  double fill_bytes = 2920.0;
+  double l2_bytes = 55.3;
+  double dram_bytes = 2020.0;
+  double start = 5310.0;
+  double split_byte = 0.0769;
+  double share = 0.295;
+  double pair = 50.0;
+  double used_by_4 = 0.482;
+  double used_by_8 = 0.447;
+  double missing = 0.000598;
+  double split[3] = {213.0, 381.0, 1450.0};
+  double consumer[14] = {496.0, 449.0, 410.0, 315.0, 321.0, 320.0, 73.6, 211.0, 134.0, 197.0, 64.7, 280.0, 171.0, 755.0};
+  double tile[14] = {565.0, 1110.0, 360.0, 448.0, 207.0, 237.0, 171.0, 101.0, 944.0, 1530.0, 1380.0, 151.0, 6.39, 637.0};
 };
 
 // Of the GEMM of 16-bit operands.
 struct Gemm16Costs {
   double shared_bytes = 128.0;
-  double fill_bytes = 54.5;
-  double l2_bytes = 1900.0;
-  double dram_bytes = 2050.0;
-  double start = 5520.0;
-  double split_byte = 0.0574;
-  double share = 0.014;
-  double used_by_4 = 0.863;
-  double used_by_8 = 0.882;
-  double missing = 0.0436;
-  double split[3] = {53.4, 386.0, 2890.0};
-  double consumer[12] = {886.0, 647.0, 13.0, 164.0, 350.0, 5.1, 181.0, 26.0, 88.1, 260.0, 450.0, 300.0};
-  double tile[12] = {1410.0, 2780.0, 1590.0, 142.0, 900.0, 726.0, 15.5, 5.38, 82.7, 400.0, 900.0, 900.0};
+  double fill_bytes = 67.8;
+  double l2_bytes = 1100.0;
+  double dram_bytes = 2180.0;
+  double start = 5120.0;
+  double split_byte = 0.0754;
+  double share = 0.001;
+  double pair = 1200.0;
+  double used_by_4 = 0.93;
+  double used_by_8 = 0.91;
+  double missing = 0.00102;
+  double split[3] = {27.1, 790.0, 1980.0};
+  double consumer[12] = {181.0, 310.0, 69.0, 63.3, 99.2, 2.32, 25.3, 229.0, 208.0, 28.7, 252.0, 99.4};
+  double tile[12] = {1080.0, 1140.0, 446.0, 223.0, 260.0, 462.0, 4.68, 5.99, 46.9, 72.0, 1310.0, 89.7};
 };
 
 // Of the GEMM of e4m3 operands with scales of rows.
 struct ScaledGemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 372.0;
-  double l2_bytes = 59.0;
-  double dram_bytes = 1930.0;
-  double start = 6310.0;
-  double split_byte = 0.0394;
-  double share = 0.235;
-  double used_by_4 = 0.751;
-  double used_by_8 = 0.578;
-  double missing = 0.0145;
-  double split[3] = {1440.0, 1970.0, 2360.0};
-  double consumer[12] = {787.0, 425.0, 50.1, 171.0, 1070.0, 107.0, 229.0, 94.4, 102.0, 260.0, 300.0, 350.0};
-  double tile[12] = {2040.0, 1080.0, 2010.0, 847.0, 2200.0, 2380.0, 25.3, 39.0, 90.6, 400.0, 600.0, 900.0};
+  double fill_bytes = 5900.0;
+  double l2_bytes = 54.1;
+  double dram_bytes = 1960.0;
+  double start = 4960.0;
+  double split_byte = 0.0474;
+  double share = 0.001;
+  double pair = 2980.0;
+  double used_by_4 = 0.93;
+  double used_by_8 = 0.91;
+  double missing = 0.00855;
+  double split[3] = {324.0, 1250.0, 2390.0};
+  double consumer[12] = {123.0, 111.0, 298.0, 156.0, 769.0, 92.2, 130.0, 57.7, 38.3, 7.3, 184.0, 261.0};
+  double tile[12] = {4030.0, 1680.0, 1210.0, 1950.0, 2440.0, 2210.0, 303.0, 953.0, 2780.0, 610.0, 1470.0, 3050.0};
 };
 // clang-format on
 
