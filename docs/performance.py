@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import os
+import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -351,16 +352,22 @@ def with_block(text: str, block: str) -> str:
     return markup.with_block(text, "performance", block)
 
 
-def draw_pictures(folder: Path, wanted: Sequence[Picture]) -> list[Path]:
-    """Draw missing and stale pictures in ``folder``, delete other files, and return the changes."""
+def draw_pictures(folder: Path, wanted: Sequence[Picture], one_of: int = 1) -> list[Path]:
+    """Draw missing and stale pictures in ``folder``, delete other files, and return the changes.
+
+    With ``one_of``, only a random one of so many is drawn; the others of them are then missing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = {picture.name for picture in wanted}
     left = [path for path in folder.iterdir() if path.name not in names]
+    stale = [p for p in wanted if not _is_drawn(folder / p.name, p.stamp)]
+    if one_of > 1:
+        left += [folder / p.name for p in stale if (folder / p.name).exists()]
+        stale = [p for p in stale if random.randrange(one_of) == 0]
     for path in left:
         path.unlink(missing_ok=True)
-    stale = [p for p in wanted if not _is_drawn(folder / p.name, p.stamp)]
     if stale:
-        # Each takes a third of a second.
+        # Each takes almost a second.
         with ProcessPoolExecutor() as pool:
             list(pool.map(partial(Picture.draw, folder=folder), stale))
     return [*left, *(folder / picture.name for picture in stale)]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two mixtures of experts on precast's kernels: those of Qwen3-30B-A3B and of DeepSeek-V3.
+"""Mixtures of experts on precast's kernels: of Qwen3-30B-A3B, DeepSeek-V3 and gpt-oss-120b.
 
 The blocks have the shapes of the models and random weights from a seed; routers prefer some
 experts, as those of models do. Qwen's has 128 experts in bfloat16, of which a token goes to 8 by a
 softmax that is renormalised. DeepSeek's has 256 in FP8 with scales of blocks, 8 of a token in the
-best four of eight groups, and 32 ranks share them; one rank computes its part::
+best four of eight groups, and 32 ranks share them; one rank computes its part. gpt-oss has 128 in
+MXFP4, 4 of a token, with biases and a clamped SwiGLU, which four ranks share::
 
     rmsnorm -> router -> top-k -> cutlass_fused_moe
 
@@ -26,7 +27,10 @@ import precast
 DTYPE = torch.bfloat16
 EPS = 1e-6
 #: bf16 keeps 8 bits, and three roundings add up. e4m3 keeps 4, of tokens and of activations.
-TOLERANCES = {"Qwen3-30B-A3B": 1e-2, "DeepSeek-V3": 6e-2}
+TOLERANCES = {"Qwen3-30B-A3B": 1e-2, "DeepSeek-V3": 6e-2, "gpt-oss-120b": 1e-2}
+BF16, FP8, MXFP4 = "bfloat16", "FP8 with scales of blocks", "MXFP4"
+#: Of gpt-oss: the factor of gates in their sigmoid, what is added to up, the limit of both.
+ALPHA, BETA, LIMIT = 1.702, 1.0, 7.0
 
 
 class Shape(NamedTuple):
@@ -39,7 +43,7 @@ class Shape(NamedTuple):
     topk: int
     ranks: int  # that share the experts
     groups: int  # of experts, of which half are kept; 1 for a softmax over all
-    is_fp8: bool
+    stored: str  # the weights of experts
 
     @property
     def local(self) -> int:
@@ -47,13 +51,15 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("Qwen3-30B-A3B", 2048, 768, 128, 8, 1, 1, False),
-    Shape("DeepSeek-V3", 7168, 2048, 256, 8, 32, 8, True),
+    Shape("Qwen3-30B-A3B", 2048, 768, 128, 8, 1, 1, BF16),
+    Shape("DeepSeek-V3", 7168, 2048, 256, 8, 32, 8, FP8),
+    Shape("gpt-oss-120b", 2944, 2944, 128, 4, 4, 1, MXFP4),  # 2880, padded to multiples of 128
 )
 #: What a CPU computes in a few seconds.
 FEW = (
     SHAPES[0]._replace(hidden=512, inter=256, experts=16),
     SHAPES[1]._replace(hidden=512, inter=256, experts=64, ranks=16),
+    SHAPES[2]._replace(hidden=384, inter=256, experts=16),
 )
 
 
@@ -63,7 +69,9 @@ class Weights(NamedTuple):
     bias: torch.Tensor  # [experts], of the router
     fc1: torch.Tensor  # [local, 2 * inter, hidden], up first
     fc2: torch.Tensor  # [local, hidden, inter]
-    scales: list[torch.Tensor] | None  # of blocks of 128 x 128
+    scales: list[torch.Tensor] | None  # of blocks of 128 x 128, or of 32 numbers
+    biases: dict[str, torch.Tensor]  # of both products, and the numbers of the activation
+    plain: tuple[torch.Tensor, torch.Tensor]  # both weights as their numbers
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -83,13 +91,23 @@ def random_weights(shape: Shape, generator: torch.Generator) -> Weights:
     # A few experts are popular: scores fall with the rank of an expert, in a random order.
     order = torch.randperm(shape.experts, generator=generator, device=generator.device)
     bias = -0.4 * torch.log(1.0 + order)
-    scales = None
-    if shape.is_fp8:
-        (fc1, first), (fc2, second) = quantised(fc1), quantised(fc2)
-        scales = [first, second]
     norm = 1 + 0.1 * normal(shape.hidden)
     router = normal(shape.experts, shape.hidden) * shape.hidden**-0.5
-    return Weights(norm.to(DTYPE), router, bias, fc1, fc2, scales)
+    scales, biases, plain = None, {}, (fc1, fc2)
+    if shape.stored == FP8:
+        (fc1, first), (fc2, second) = quantised(fc1), quantised(fc2)
+        scales, plain = [first, second], (by_blocks(fc1, first), by_blocks(fc2, second))
+    elif shape.stored == MXFP4:
+        (fc1, first, one), (fc2, second, two) = mxfp4(fc1), mxfp4(fc2)
+        scales, plain = [first, second], (one, two)
+        numbers = {"alpha": ALPHA, "beta": BETA, "limit": LIMIT}
+        biases = {
+            f"swiglu_{name}": torch.full((shape.local,), number, device=generator.device)
+            for name, number in numbers.items()
+        }
+        biases["fc1_expert_biases"] = 0.3 * weight(shape.local, 2 * shape.inter)
+        biases["fc2_expert_biases"] = 0.3 * weight(shape.local, shape.hidden)
+    return Weights(norm.to(DTYPE), router, bias, fc1, fc2, scales, biases, plain)
 
 
 def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,6 +116,31 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = blocks.abs().amax((2, 4)) / 448
     codes = (blocks / scales[:, :, None, :, None]).to(torch.float8_e4m3fn)
     return codes.reshape(weight.shape), scales
+
+
+def by_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The numbers of such a weight."""
+    return codes.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+
+
+def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A weight in MXFP4 as the kernels take it, its scales, and its numbers.
+
+    A checkpoint has the packed codes and the scales; an engine interleaves both when it loads them.
+    """
+    steps = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
+    groups = weight.float().unflatten(2, (-1, 32))
+    exponent = (groups.abs().amax(3, keepdim=True) / 6).log2().ceil()
+    ratio = groups / exponent.exp2()
+    codes = torch.bucketize(ratio.abs(), (steps[1:] + steps[:-1]) / 2)
+    numbers = (steps[codes].copysign(ratio) * exponent.exp2()).flatten(2)
+    codes = (codes.byte() | ratio.signbit().byte() << 3).flatten(2)
+    packed, scales = codes[..., ::2] | codes[..., 1::2] << 4, (exponent + 127).byte().flatten(2)
+    return (
+        precast.fused_moe.interleave_moe_weights_for_sm90_mixed_gemm(packed),
+        precast.fused_moe.interleave_moe_scales_for_sm90_mixed_gemm(scales),
+        numbers,
+    )
 
 
 def route(shape: Shape, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +167,8 @@ class Block:
             x_dtype=DTYPE,
             weight_dtype=weights.fc1.dtype,
             ep_size=shape.ranks,
-            use_deepseek_fp8_block_scale=shape.is_fp8,
+            use_deepseek_fp8_block_scale=shape.stored == FP8,
+            use_w4_group_scaling=shape.stored == MXFP4,
         )
         self.workspace = torch.empty(size, dtype=torch.uint8, device=weights.fc1.device)
 
@@ -137,8 +181,10 @@ class Block:
             *(x, experts, scales, w.fc1, w.fc2, DTYPE, w.scales),
             ep_size=shape.ranks,
             ep_rank=self.rank,
-            use_deepseek_fp8_block_scale=shape.is_fp8,
+            use_deepseek_fp8_block_scale=shape.stored == FP8,
+            use_w4_group_scaling=shape.stored == MXFP4,
             workspace_buffer=self.workspace,
+            **w.biases,
         )
         return out
 
@@ -149,20 +195,24 @@ class Block:
         experts, scales = route(shape, w, x)
         out = torch.zeros_like(residual, dtype=torch.float32)
         for local in range(shape.local):
-            fc1, fc2 = (self._plain(i, local) for i in (0, 1))
+            fc1, fc2 = (weight[local].float() for weight in w.plain)
             chosen = experts == local + self.rank * shape.local
             token, slot = chosen.nonzero(as_tuple=True)
-            up, gate = (x[token].float() @ fc1.T).chunk(2, dim=1)
-            rows = (torch.nn.functional.silu(gate) * up) @ fc2.T
+            rows = x[token].float() @ fc1.T
+            if w.biases:
+                rows = rows + w.biases["fc1_expert_biases"][local].float()
+            up, gate = rows.chunk(2, dim=1)
+            rows = self._activation(up, gate) @ fc2.T
+            if w.biases:
+                rows = rows + w.biases["fc2_expert_biases"][local].float()
             out.index_add_(0, token, rows * scales[token, slot, None])
         return out
 
-    def _plain(self, which: int, expert: int) -> torch.Tensor:
-        codes = (self.weights.fc1, self.weights.fc2)[which][expert].float()
-        if self.weights.scales is None:
-            return codes
-        scales = self.weights.scales[which][expert]
-        return codes * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    def _activation(self, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        if not self.weights.biases:
+            return torch.nn.functional.silu(gate) * up
+        gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        return gate * torch.sigmoid(ALPHA * gate) * (up + BETA)
 
 
 # -- the run --------------------------------------------------------------------------------------
@@ -209,10 +259,9 @@ def run(shapes: tuple[Shape, ...], device: torch.device, seed: int) -> bool:
     fine = True
     for shape in shapes:
         limit = TOLERANCES[shape.name]
-        kind = "FP8 with scales of blocks" if shape.is_fp8 else str(DTYPE)
         print(
             f"{shape.name}: {shape.local} of {shape.experts} experts, {shape.topk} of a token, "
-            f"{shape.hidden} x {shape.inter}, {kind}, on {device}"
+            f"{shape.hidden} x {shape.inter}, {shape.stored}, on {device}"
         )
         for words, error in errors(shape, device, seed):
             verdict = "ok" if error <= limit else "TOO LARGE"

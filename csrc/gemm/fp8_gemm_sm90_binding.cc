@@ -16,8 +16,8 @@ cudaError_t fp8_gemm_sm90_swapped(const Fp8GemmParams& params, const Fp8GemmChoi
 namespace {
 
 struct Sm90Kernels {
-  static constexpr const char* kChoices = "a tile and cluster for this kind of tokens below 78";
-  static_assert(kNumFp8Choices == 78, "kChoices");
+  static constexpr const char* kChoices = "a tile and cluster for this kind of tokens below 84";
+  static_assert(kNumFp8Choices == 84, "kChoices");
 
   static DType dtype_o() { return fp8_gemm_sm90_dtype_o; }
   static bool has_choice(int64_t choice, TokenGroups kind) {

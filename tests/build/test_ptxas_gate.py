@@ -18,6 +18,15 @@ from precast.errors import CompileError
 OP = "attention_sm90"
 AXES = {"dtype_q": "bf16", "dtype_kv": "bf16", "head_dim_qk": 64, "head_dim_vo": 64}
 KIT = "include/precast/core/sm90/warpgroup.cuh"
+LAUNCHER = "include/precast/attention/sm90/attention.cuh"
+#: The module has two kernels. One of them is enough to be refused, and takes half of the time.
+BOTH = """\
+  return is_plain(p) ? launch_sm90_roles<Plain>(p, enable_pdl, stream)
+                     : launch_sm90_roles<General>(p, enable_pdl, stream);
+"""
+ONE = """\
+  return launch_sm90_roles<Plain>(p, enable_pdl, stream);
+"""
 FENCE = 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");'
 INCREASE = 'asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount'
 
@@ -43,9 +52,11 @@ __global__ void LocalKernel(float* out, int count, int i) {
 
 
 def change(root: Path, old: str, new: str) -> None:
-    text = (root / KIT).read_text()
-    assert text.count(old) == 1
-    (root / KIT).write_text(text.replace(old, new))
+    """Change the kit in a copy of the sources, in which the module has one kernel."""
+    for file, before, after in ((KIT, old, new), (LAUNCHER, BOTH, ONE)):
+        text = (root / file).read_text()
+        assert text.count(before) == 1
+        (root / file).write_text(text.replace(before, after))
 
 
 def compile_kernel(root: Path, folder: Path) -> None:

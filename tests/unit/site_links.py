@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -45,7 +46,9 @@ class Page(HTMLParser):
             self.links.append(given["href"])
 
 
+@functools.cache
 def read(site: Path) -> dict[Path, Page]:
+    """The pages of a site that is complete; reading all of them takes seconds."""
     return {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
 
 

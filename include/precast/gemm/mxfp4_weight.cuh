@@ -28,7 +28,7 @@
 //          The bits mean e2m1 * 2^-126 there, because the exponent's bias is 127 instead of 1, and
 //          for codes 0 and 1 the number is as subnormal as in e2m1. One multiplication by a power
 //          of two makes it the weight, exactly; it is smaller by 2^64, so that the power has an
-//          exponent for all scales from 2^-127 to 2^65. Larger ones are infinite. Scales below
+//          exponent for all scales from 2^-127 to 2^65. Larger ones are not supported. Scales below
 //          2^-68 give weights that lose bits.
 // Scales   [columns / 64, depth / 128, column 16, sixteen 4, 4] bytes: byte j of [c, s] is the
 // scale
@@ -59,15 +59,13 @@ struct mxfp4 {
 
 #if defined(__CUDACC__)
 
-// Returns the scales of four times 32 numbers such that the next function has a factor for each.
-__device__ __forceinline__ uint32_t mxfp4_scales(uint32_t scales) {
-  return __vminu4(scales, 0xc1c1c1c1u);  // 193 becomes infinity
-}
-
 // Returns what the bits of a weight are multiplied by, twice: 2^(scale - 65), of one of the bytes.
 __device__ __forceinline__ uint32_t mxfp4_factor(uint32_t scales, int byte) {
-  constexpr uint32_t kBias = 62u << 7;
-  return (__byte_perm(scales, 0u, 0x4040 + byte * 0x0101) << 7) + kBias * 0x00010001u;
+  const uint32_t both = __byte_perm(scales, 0u, 0x4040 + byte * 0x0101);
+  // Why not shifted: the pipe that shifts is the busier one.
+  uint32_t factor;
+  asm("mad.lo.u32 %0, %1, 128, %2;" : "=r"(factor) : "r"(both), "r"((62u << 7) * 0x00010001u));
+  return factor;
 }
 
 // Returns the products of two numbers each.

@@ -88,8 +88,9 @@ FAMILIES = {
         1,
         (
             *(Tile(128, columns) for columns in (192, 160, 128, 96, 64)),
-            *(Tile(128, columns, True) for columns in (64, 32, 16)),
-            *(Tile(64, columns, True) for columns in (128, 64, 32, 16)),
+            *(Tile(64, columns) for columns in (128, 96, 64, 32)),
+            Tile(128, 16, True),
+            *(Tile(64, columns, True) for columns in (64, 32, 16)),
             Tile(256, 128),
         ),
         {
@@ -108,7 +109,7 @@ FAMILIES = {
             Tile(256, 128),
             *(Tile(64, columns, True, 2) for columns in (64, 32, 16)),
             Tile(64, 16, True, 3),
-            Tile(64, 64, True, 3),
+            *(Tile(64, columns) for columns in (64, 96, 128)),
         ),
         {
             "plain": ("scaled_mm", "mm_fp8"),
@@ -122,9 +123,12 @@ FAMILIES = {
         (
             *(Tile(128, columns) for columns in (256, 192, 128)),
             Tile(128, 64, True, 1),
-            *(Tile(64, columns, True, 2) for columns in (128, 64, 32, 16)),
+            Tile(64, 128),
+            *(Tile(64, columns, True, 2) for columns in (64, 32, 16)),
             Tile(64, 16, True, 3),
-            Tile(64, 64, True, 3),
+            Tile(64, 64),
+            Tile(64, 192),
+            Tile(128, 64),
         ),
         {
             "plain": ("mm_bf16",),
@@ -232,8 +236,9 @@ class Choice(NamedTuple):
 
         wgmma = max(tile.columns / 2, (64 + tile.columns) * 32 / cost["shared_bytes"][0])
         multiply = 4 * wgmma * (tile.rows // 64)
-        taken = 128.0 * (tile.tokens + tile.weights)
-        half = {"shares_a": tile.tokens, "shares_b": tile.weights}.get(use, 0)
+        rows, weights = min(tile.tokens, problem.tokens), min(tile.weights, problem.columns)
+        taken = 128.0 * (rows + weights)
+        half = {"shares_a": rows, "shares_b": weights}.get(use, 0)
         copy = taken / cost["fill_bytes"][0] + (taken - 64.0 * half) / cost["l2_bytes"][0]
         number = self.number // len(CLUSTERS)
         consumer = cost["consumer"][number]

@@ -13,7 +13,7 @@ _Forms = dict[tuple[str, str], tuple[int, ...]]
 _FORMS_16: _Forms = {
     ("new", "ss"): (64, 128),
     ("add", "ss"): (16, 32, 64, 128, 192, 256),
-    ("add", "rs"): (16, 32, 64, 96, 128, 256),
+    ("add", "rs"): (16, 32, 64, 96, 128, 192, 256),
 }
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.

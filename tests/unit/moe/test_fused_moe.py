@@ -13,7 +13,7 @@ from moe_support import COMPUTED, E4M3, Experts, draw
 
 import precast
 from precast import fused_moe
-from precast._ops.moe import _activation_reference, _rows, moe_sort
+from precast._ops.moe import _activation_reference, _experts, _rows, moe_sort
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
@@ -85,6 +85,23 @@ def test_numbers(act: ActivationType, mode: str, generator: torch.Generator) -> 
             ep_rank=1,
         )
         call.check(call.run())
+
+
+@modes
+def test_the_reference_is_what_reference_mode_does(mode: str, generator: torch.Generator) -> None:
+    for act in (ActivationType.SwigluBias, ActivationType.Relu2):
+        call = draw(
+            *(19, 3, 4, 128, 256, generator, torch.bfloat16, mode, act, True),
+            ep_size=2,
+            ep_rank=1,
+        )
+        ignored = ("ep_size",)
+        options = {name: given for name, given in call.options.items() if name not in ignored}
+        want = fused_moe.cutlass_fused_moe_reference(
+            *(call.x, call.selected, call.weights, call.fc1, call.fc2, call.dtype, call.scales),
+            **options,
+        )
+        assert torch.equal(call.run(), want)
 
 
 def test_the_first_half_is_up_and_the_second_gate() -> None:
@@ -283,6 +300,49 @@ def test_sizes_of_a_workspace_that_are_refused() -> None:
             size(*sizes, **options)
     with pytest.raises(BackendSupportedError, match="calls with use_packed_weights"):
         size(1, 8, 8, 2, 1, use_packed_weights=True)
+
+
+@modes
+def test_calls_that_are_known_are_checked_as_new_ones(
+    mode: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What differs from a legal call by anything but addresses is looked at, and so are these."""
+    monkeypatch.setattr(_experts, "_KNOWN", {})
+    call = draw(5, 2, 4, 128, 128, generator, mode=mode, biases=True)
+    out = torch.zeros(5, 128, dtype=torch.bfloat16)
+    size = fused_moe.cutlass_fused_moe_workspace_size(5, 128, 128, 4, 2, **call.sizing)
+    room = torch.zeros(size + 128, dtype=torch.uint8)
+    at = -room.data_ptr() % 128
+    memory = room[at : at + size]
+    for _ in range(2):
+        want = call.run(output=out, workspace_buffer=memory).clone()
+    assert len(_experts._KNOWN) == 1
+    out.fill_(7)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"output": out[:, :64]}, "output must have shape"),
+        ({"output": out.float()}, r"output must be torch\.bfloat16"),
+        ({"output": out.T.contiguous().T}, "output must be contiguous"),
+        ({"workspace_buffer": memory[:-256]}, "workspace_buffer must have at least"),
+        ({"workspace_buffer": room[at + 8 : at + 8 + size]}, "must start at a multiple of 128"),
+        ({"fc2_expert_biases": call.options["fc1_expert_biases"]}, "fc2_expert_biases must have"),
+        ({"ep_size": 2, "ep_rank": 2}, "ep_rank must be in"),
+        ({"min_latency_mode": True}, "calls with min_latency_mode"),
+        ({"backend": "trtllm"}, "backend must be 'cutlass'"),
+    ]
+    for options, words in wrong:
+        with pytest.raises((ValueError, BackendSupportedError), match=words):
+            call.run(**{"output": out, "workspace_buffer": memory, **options})
+    if call.x.dtype == out.dtype:
+        with pytest.raises(ValueError, match="output must not overlap input's memory"):
+            call.run(output=call.x, workspace_buffer=memory)
+    assert (out == 7).all()
+    assert torch.equal(call.run(output=out, workspace_buffer=memory), want)
+    monkeypatch.setattr(_experts, "_MOST_KNOWN", 1)
+    for tokens in (3, 4, 5):
+        part = Experts(**{**call.__dict__, "x": call.x[:tokens]})
+        part.selected, part.weights = call.selected[:tokens], None
+        part.run()
+        assert len(_experts._KNOWN) == 1
 
 
 def test_autotune_is_taken(generator: torch.Generator) -> None:

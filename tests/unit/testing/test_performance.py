@@ -172,6 +172,20 @@ def test_pictures_are_drawn_where_they_are_missing_and_then_not_again(root: Path
     assert drawn == {path.name: path.read_bytes() for path in folder.iterdir()}  # the same bytes
 
 
+def test_a_sample_of_the_pictures_can_be_drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, wanted = root / "pictures", pictures_of(root)
+    numbers = iter([1, 0])
+    monkeypatch.setattr(performance.random, "randrange", lambda stop: next(numbers) % stop)
+    assert len(wanted) == 2
+    (path,) = performance.draw_pictures(folder, wanted, one_of=8)
+    assert [*folder.iterdir()] == [path] == [folder / wanted[1].name]
+    # Those that are there and fresh are kept.
+    numbers = iter([1])
+    assert performance.draw_pictures(folder, wanted, one_of=8) == []
+    assert [*folder.iterdir()] == [path]
+    assert performance.draw_pictures(folder, wanted) == [folder / wanted[0].name]
+
+
 def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
     pytest.importorskip("matplotlib")
     performance.make(root)

@@ -45,6 +45,8 @@ WITHOUT_TEMPLATE = {
     "get_shuffle_matrix_a_row_indices": "makes indices by PyTorch while weights are loaded",
     "get_shuffle_matrix_sf_a_row_indices": "makes indices by PyTorch while weights are loaded",
     "cutlass_fused_moe_workspace_size": "computes a size, no kernel",
+    "interleave_moe_scales_for_sm90_mixed_gemm": "is indexing by PyTorch while weights are loaded",
+    "interleave_moe_weights_for_sm90_mixed_gemm": "is indexing by PyTorch while weights are loaded",
     "fp8_blockscale_gemm_sm90": "calls gemm_fp8_nt_groupwise, which has one",
     "gemm_fp8_nt_blockscaled": "calls gemm_fp8_nt_groupwise, which has one",
     "SegmentGEMMWrapper.run": "calls segment_gemm, which has one",

@@ -138,38 +138,41 @@ class BlockSums {
     if (left == 0) return;
     Acc even, odd;
     Block last = at;
-    start(at, even);
+    Factors of_last = start(at, column, even);
 #pragma unroll 1
     for (; left > 2; left -= 2) {
       const Block middle = at;
-      start(at, odd);
-      finish<1>(at, last, column, sums, even);
+      const Factors of_middle = start(at, column, odd);
+      finish<1>(at, last, of_last, sums, even);
       last = at;
-      start(at, even);
-      finish<1>(at, middle, column, sums, odd);
+      of_last = start(at, column, even);
+      finish<1>(at, middle, of_middle, sums, odd);
     }
     if (left == 2) {
       const Block middle = at;
-      start(at, odd);
-      finish<1>(at, last, column, sums, even);
-      finish<0>(at, middle, column, sums, odd);
+      const Factors of_middle = start(at, column, odd);
+      finish<1>(at, last, of_last, sums, even);
+      finish<0>(at, middle, of_middle, sums, odd);
     } else {
-      finish<0>(at, last, column, sums, even);
+      finish<0>(at, last, of_last, sums, even);
     }
   }
 
-  // Waits for a stage, starts its product, and goes to the next stage.
-  __device__ __forceinline__ void start(Block& at, Acc& acc) {
+  // Waits for a stage, starts its product, and goes to the next stage. Why the factors are loaded
+  // before: what a warp reads of shared memory behind wgmma comes when these have read theirs, so
+  // that one would wait for this product before adding the last one.
+  __device__ __forceinline__ Factors start(Block& at, int column, Acc& acc) {
     wait_full(at);
+    const Factors factors = load_factors(at, column, 0);
     multiply(at, 0, acc);
     advance(at);
+    return factors;
   }
 
   // Adds the product of the stage `of`, when at most kPending later ones are not complete.
   template <int kPending>
-  __device__ __forceinline__ void finish(Block& at, const Block& of, int column, Acc& sums,
-                                         Acc& acc) {
-    const Factors factors = load_factors(of, column, 0);
+  __device__ __forceinline__ void finish(Block& at, const Block& of, const Factors& factors,
+                                         Acc& sums, Acc& acc) {
     wgmma_wait_group<kPending>();
     keep_behind_wait(acc);
     at.is_full = is_full(at);

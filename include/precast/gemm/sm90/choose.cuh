@@ -49,9 +49,9 @@ struct Sm90TileShape {
 
 // The index is that of Fp8GemmChoice::tile, which tests and tuning tables know.
 constexpr Sm90TileShape kFp8Tiles[] = {
-    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false}, {128, 64, false},
-    {128, 64, true},   {128, 32, true},   {128, 16, true},   {64, 128, true},  {64, 64, true},
-    {64, 32, true},    {64, 16, true},    {256, 128, false},
+    {128, 192, false}, {128, 160, false}, {128, 128, false}, {128, 96, false},  {128, 64, false},
+    {64, 128, false},  {64, 96, false},   {64, 64, false},   {64, 32, false},   {128, 16, true},
+    {64, 64, true},    {64, 32, true},    {64, 16, true},    {256, 128, false},
 };
 constexpr int kNumFp8Tiles = sizeof(kFp8Tiles) / sizeof(kFp8Tiles[0]);
 
@@ -165,10 +165,12 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
   // 32 bytes of the depth are one wgmma of 64 rows, whose operands come from shared memory.
   const double wgmma = std::max(tile.columns / 2.0, (64 + tile.columns) * 32 / costs.shared_bytes);
   const double multiply = 4 * wgmma * (tile.rows / 64);
-  // Each CTA takes all bytes of a stage, but asks L2 for half of what two share.
-  const double taken = 128.0 * (tile.tokens() + tile.weights());
-  const double asked = taken - 64.0 * (cluster.use == ClusterUse::shares_a   ? tile.tokens()
-                                       : cluster.use == ClusterUse::shares_b ? tile.weights()
+  // Each CTA takes all bytes of a stage that exist, but asks L2 for half of what two share.
+  const int tokens = std::min(tile.tokens(), problem.tokens);
+  const int weights = std::min(tile.weights(), problem.columns);
+  const double taken = 128.0 * (tokens + weights);
+  const double asked = taken - 64.0 * (cluster.use == ClusterUse::shares_a   ? tokens
+                                       : cluster.use == ClusterUse::shares_b ? weights
                                                                              : 0);
   const double copy = taken / costs.fill_bytes + asked / costs.l2_bytes;
   // Things that go on at the same time take a little longer than the longest of them.

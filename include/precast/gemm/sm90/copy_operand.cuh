@@ -9,17 +9,45 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// Copies kCount rows of an operand by TMA; if two CTAs share them, this one's half to both.
+// The rows of an operand that a stage gets: all kCount of the tile, or, at the end of the operand,
+// those that exist, in one or two boxes of `edge_rows`. Others keep what was in the stage, and no
+// output depends on them. Why not a box that TMA fills with zeros: it takes longer than one whose
+// rows exist, so that 64 tokens were slower than 128.
+template <int kCount>
+struct OperandRows {
+  bool is_whole;
+  int boxes, box_rows;
+
+  __device__ __forceinline__ OperandRows(int existing, int edge_rows) {
+    is_whole = existing >= kCount;
+    box_rows = is_whole ? kCount : edge_rows;
+    boxes = existing <= 0 ? 0 : existing <= box_rows ? 1 : is_whole ? 1 : 2;
+  }
+};
+
+// Copies these rows by TMA, of an operand whose tile begins at `row`; `edge` is the map of boxes of
+// edge_rows. If two CTAs share the rows, this one copies half of them, or every second box, to
+// both.
 template <typename Tile, int kCount>
 __device__ __forceinline__ void copy_operand_rows(uint32_t target, const TensorMap* map,
-                                                  uint64_t* full, bool is_shared, int k, int row,
-                                                  int group) {
-  if (is_shared) {
-    const int half = static_cast<int>(cluster_rank()) * (kCount / 2);
-    copy_box_to_ctas(target + half * Tile::kRowBytes, map, full, 3, k, row + half, group);
-  } else {
-    copy_box(target, map, full, k, row, group);
+                                                  const TensorMap* edge, uint64_t* full,
+                                                  bool is_shared, const OperandRows<kCount>& rows,
+                                                  int k, int row, int group) {
+  const int rank = is_shared ? static_cast<int>(cluster_rank()) : 0;
+  const auto copy = [&](const TensorMap* boxes, int at) {
+    const uint32_t to = target + at * Tile::kRowBytes;
+    if (is_shared) {
+      copy_box_to_ctas(to, boxes, full, 3, k, row + at, group);
+    } else {
+      copy_box(to, boxes, full, k, row + at, group);
+    }
+  };
+  if (rows.is_whole) {
+    copy(map, rank * (kCount / 2));
+    return;
   }
+#pragma unroll 1
+  for (int box = rank; box < rows.boxes; box += is_shared ? 2 : 1) copy(edge, box * rows.box_rows);
 }
 
 // The same of a row-major weight [depth, columns], of which it copies kBlock of the depth: panels
@@ -56,23 +84,29 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   const DepthRange depth(params);
   const bool is_shared = params.use == (kWeight ? ClusterUse::shares_b : ClusterUse::shares_a);
   const TensorMap* map = kWeight ? &params.b : &params.a;
+  const TensorMap* edge = kWeight ? &params.b_edge : &params.a_edge;
   const bool is_chosen = elect_lane();
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
+    // Row-major panels always have all their columns.
+    const int existing = (kWeight ? params.p.columns : params.p.tokens) - row;
+    const OperandRows<kCount> rows(kRowMajor ? kCount : existing,
+                                   kWeight ? params.b_edge_rows : params.a_edge_rows);
     if (is_chosen) {
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
         shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
         uint64_t* full = &shared.stages.full[state.stage];
-        mbarrier_arrive_expect_tx(full, kCount * Tile::kRowBytes);
+        mbarrier_arrive_expect_tx(full, rows.boxes * rows.box_rows * Tile::kRowBytes);
         const uint32_t target =
             kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage);
         if constexpr (kRowMajor) {
           copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
                                            group);
         } else {
-          copy_operand_rows<Tile, kCount>(target, map, full, is_shared, block * kBlock, row, group);
+          copy_operand_rows<Tile>(target, map, edge, full, is_shared, rows, block * kBlock, row,
+                                  group);
         }
         state.advance();
       }

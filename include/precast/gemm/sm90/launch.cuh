@@ -102,6 +102,11 @@ cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
   return cudaSuccess;
 }
 
+// The rows of a box that copies `rows` rows, or of one of two: whole atoms of eight.
+constexpr int gemm_edge_rows(int rows, bool is_shared) {
+  return ceil_div(rows, is_shared ? 16 : 8) * 8;
+}
+
 // The same with the maps, which have so many groups of `a` and of `b`.
 template <typename Tile, typename Choice, typename Params>
 cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int a_groups,
@@ -122,6 +127,22 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                shares_b ? Tile::kWeights / 2 : Tile::kWeights);
   }
   if (error != cudaSuccess) return error;
+  // Groups of rows may begin anywhere, so that the last tile has any number of them.
+  const bool has_any_end = p.kind == TokenGroups::ranges;
+  params.a_edge_rows =
+      has_any_end ? Tile::kTokens / 2 : gemm_edge_rows(p.tokens % Tile::kTokens, shares_a);
+  if (params.a_edge_rows != 0) {
+    error = encode_gemm_matrix(params.a_edge, dtype, p.a, a_groups, p.tokens, p.depth,
+                               params.a_edge_rows);
+    if (error != cudaSuccess) return error;
+  }
+  params.b_edge_rows =
+      params.has_row_major_b() ? 0 : gemm_edge_rows(p.columns % Tile::kWeights, shares_b);
+  if (params.b_edge_rows != 0) {
+    error = encode_gemm_matrix(params.b_edge, dtype, p.b, b_groups, p.columns, p.depth,
+                               params.b_edge_rows);
+    if (error != cudaSuccess) return error;
+  }
   return plan_gemm_units<Tile>(params, choice, sms);
 }
 

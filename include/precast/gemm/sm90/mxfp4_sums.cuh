@@ -23,14 +23,8 @@ class Mxfp4Sums {
   using Mma = Wgmma<bf16, Tile::kColumns>;
   using Acc = float[Tile::kColumns / 2];
   using State = PipelineState<Tile::kStages>;
-  static constexpr int kParts = Tile::kPanelDepth / 16;  // wgmma of a half
+  static constexpr int kParts = Tile::kPanelDepth / 16;  // wgmma of a half, and sets of registers
   static_assert(Tile::kParts == 1 && Tile::kPanels == 2, "64 rows for each warpgroup, two halves");
-
-  // What a lane has of a stage: the words of both halves, the scales of rows g and g + 8.
-  struct Weight {
-    uint4 words[2];
-    uint32_t low, high;
-  };
 
  public:
   using Sums = Acc[1];
@@ -56,18 +50,32 @@ class Mxfp4Sums {
     State at = {uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))};
     State last = at;
     int last_releases_in = kNoCta;
-    uint32_t a[2][kParts][4];
+    uint32_t a[kParts][4];
     bool is_full = false;
 #pragma unroll 1
     for (int left = uniform(blocks_); left > 0; --left) {
       if (!is_full) stages_.wait_full(at, "a full stage");
-      const Weight weight = load(at);
-      unpack<0>(weight, a[0]);
-      multiply<0>(at, a[0], acc);
-      unpack<1>(weight, a[1]);
-      // The stage before has been multiplied.
-      mbarrier_arrive_in_cta_if(&stages_.empty[last.stage], last_releases_in);
-      multiply<1>(at, a[1], acc);
+      const uint32_t stage = at.stage * Tile::kStageBytes;
+      // The scales of rows g and g + 8, and the words of two parts.
+      const uint32_t low = load_word(scales_ + stage), high = load_word(scales_ + stage + 128);
+      uint2 words = load_words(words_ + stage);
+#pragma unroll
+      for (int part = 0; part < 2 * kParts; ++part) {
+        // The wgmma that read the same registers is complete.
+        wgmma_wait_group<kParts - 1>();
+        // So are all of the stage before.
+        if (part == kParts - 1) {
+          mbarrier_arrive_in_cta_if(&stages_.empty[last.stage], last_releases_in);
+        }
+        unpack_mxfp4(part % 2 == 0 ? words.x : words.y, mxfp4_factor(low, part / 2),
+                     mxfp4_factor(high, part / 2), a[part % kParts]);
+        multiply(at, part, a[part % kParts], acc);
+        // Why not all of a lane's 16 bytes at once: the compiler would unpack them at once, too.
+        if (part % 2 != 0 && part + 1 < 2 * kParts) {
+          const int next = part + 1;
+          words = load_words(words_ + stage + next / kParts * kMxfp4BandBytes + next % kParts * 4);
+        }
+      }
       last = at;
       last_releases_in = releases_in_;
       at.advance();
@@ -82,52 +90,25 @@ class Mxfp4Sums {
   }
 
  private:
-  __device__ __forceinline__ Weight load(const State& at) const {
-    const uint32_t stage = at.stage * Tile::kStageBytes;
-    Weight weight;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint4& words = weight.words[half];
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(words_ + stage + half * kMxfp4BandBytes)
-                   : "memory");
-    }
-    uint32_t low, high;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(low) : "r"(scales_ + stage) : "memory");
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(high) : "r"(scales_ + stage + 128) : "memory");
-    weight.low = mxfp4_scales(low);
-    weight.high = mxfp4_scales(high);
-    return weight;
+  static __device__ __forceinline__ uint32_t load_word(uint32_t from) {
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+  }
+  static __device__ __forceinline__ uint2 load_words(uint32_t from) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+    return x;
   }
 
-  // Unpacks a half, once the wgmma that read the same registers are complete: all but those of the
-  // other half.
-  template <int kHalf>
-  static __device__ __forceinline__ void unpack(const Weight& weight, uint32_t (&a)[kParts][4]) {
-    wgmma_wait_group<1>();
-    const uint4& four = weight.words[kHalf];
-    const uint32_t words[kParts] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int byte = 2 * kHalf + part / 2;
-      unpack_mxfp4(words[part], mxfp4_factor(weight.low, byte), mxfp4_factor(weight.high, byte),
-                   a[part]);
-    }
-  }
-
-  // Starts the product of a half.
-  template <int kHalf>
-  __device__ __forceinline__ void multiply(const State& at, const uint32_t (&a)[kParts][4],
+  // Starts the product of a part.
+  __device__ __forceinline__ void multiply(const State& at, int part, const uint32_t (&a)[4],
                                            Acc& acc) const {
     constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
-    const uint32_t panel =
-        first_place_ + at.stage * (Tile::kStageBytes >> 4) + kHalf * (Tile::kPanelBytes >> 4);
+    const uint32_t panel = first_place_ + at.stage * (Tile::kStageBytes >> 4) +
+                           part / kParts * (Tile::kPanelBytes >> 4);
     wgmma_fence();
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      Mma::template add_rs<false>(acc, a[part], kLayout | (panel + part * 2));
-    }
+    Mma::template add_rs<false>(acc, a, kLayout | (panel + part % kParts * 2));
     wgmma_commit_group();
   }
 

@@ -15,7 +15,8 @@ namespace precast {
 // The index is that of Mxfp4Choice::tile, which tests know.
 constexpr Sm90TileShape kMxfp4Tiles[] = {
     {64, 16, true, 3},   {64, 32, true, 2},   {64, 64, true, 2},
-    {128, 128, true, 1}, {128, 256, true, 1},
+    {128, 128, true, 1}, {128, 256, true, 1}, {64, 16, true, 4},
+    {64, 32, true, 3},   {64, 64, true, 3},   {128, 192, true, 1},
 };
 
 struct Mxfp4Family {
@@ -25,11 +26,13 @@ struct Mxfp4Family {
 };
 using Mxfp4Choice = Sm90GemmChoice<Mxfp4Family>;
 
-// The tile for groups that have `tokens` tokens on average: the smallest that has a few more,
-// because groups differ, and one with fewer reads its weight again.
+// The tokens of a group, on average, up to which each tile but the last is chosen. A larger tile
+// unpacks its weight for more tokens, but half a tile of a group is multiplied for nothing.
+constexpr int kMxfp4MostTokens[] = {8, 32, 192, 576};
+
 constexpr Mxfp4Choice choose_mxfp4_gemm(int tokens) {
   int tile = 0;
-  while (tile + 1 < Mxfp4Family::kTiles && tokens > kMxfp4Tiles[tile].columns * 3 / 4) ++tile;
+  while (tile < 4 && tokens > kMxfp4MostTokens[tile]) ++tile;
   return {tile, 0, 0.0};
 }
 

@@ -12,6 +12,9 @@ template <typename P>
 struct GemmLaunchParams {
   TensorMap a;  // [groups, tokens, depth]
   TensorMap b;  // [weights, columns, depth]
+  // The same with boxes of so many rows, for the last tile if not all of its rows exist.
+  TensorMap a_edge, b_edge;
+  int a_edge_rows, b_edge_rows;
   P p;
   ClusterUse use;
   int clusters, cluster_ctas;

@@ -21,10 +21,11 @@ template <int kRows, int kColumns, int kBuffers>
 constexpr int kStagesBesideBuffers =
     Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kBuffers)>::kStages;
 // Two buffers for each warp, unless they take the place of a stage. Those that a tile does not
-// write equally often would be written again before TMA has read them.
+// write equally often would be written again before TMA has read them. None if boxes would not fill
+// the tile's columns.
 template <int kRows, int kColumns, bool kIsSwapped>
 constexpr int kStoreBuffers =
-    kIsSwapped                                                                             ? 0
+    kIsSwapped || kColumns % PlainBox::kColumns != 0                                       ? 0
     : kColumns / PlainBox::kColumns % 2 != 0                                               ? 1
     : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
                                                                                            : 1;

@@ -22,7 +22,7 @@ BLOCK, DEPTH_MULTIPLE, COLUMN_MULTIPLE = 128, 16, 8
 MAX_DEPTH, MAX_ROWS = 2**31 - 1 - BLOCK, 2**31 - 1 - 512
 #: Pairs of a tile and a kind of cluster, and kinds of clusters: ``kNumFp8Choices`` and
 #: ``kNumSm90Clusters`` of ``choose.cuh``.
-CHOICES, CLUSTERS = 78, 6
+CHOICES, CLUSTERS = 84, 6
 #: The tiles of the kernels for every GPU: ``kNumGemmTiles`` of ``gemm_tiles.cuh``.
 MMA_TILES = 4
 #: Sizes of clusters of the kernel in CuTe DSL.

@@ -14,8 +14,6 @@ from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._ops.gemm._fp8 import (
     BLOCK,
-    CHOICES,
-    CLUSTERS,
     CUTE_CHOICES,
     MMA,
     check_product,
@@ -25,13 +23,16 @@ from precast._ops.gemm._fp8 import (
     scaled_product,
 )
 from precast._ops.gemm.fp8_gemm import gemm_fp8_nt_groupwise
+from precast._plan.gemm_model import choices
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 #: The choices that are legal: neighbouring blocks of tokens share no weight if each token says its
 #: own, and no CTAs split the depth where the GPU alone knows how many tokens there are.
-_OF_GROUPS = [choice for choice in range(CHOICES) if choice % CLUSTERS < 3]
-_OF_EACH = [choice for choice in _OF_GROUPS if choice % CLUSTERS < 2 and choice // CLUSTERS != 12]
+_OF_GROUPS, _OF_EACH = (
+    [choice.number for choice in choices() if choice.is_legal(kind)]
+    for kind in ("ranges", "contiguous")
+)
 
 #: Arguments and errors of all functions here, besides those of :func:`gemm_fp8_nt_groupwise`.
 _GROUPS = """

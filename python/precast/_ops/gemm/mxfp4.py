@@ -30,7 +30,7 @@ from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
 #: The tiles of the kernels for Hopper: ``kMxfp4Tiles`` of ``gemm/sm90/mxfp4_tile.cuh``.
-SM90_TILES = 5
+SM90_TILES = 9
 
 
 def _write_mxfp4(
@@ -180,7 +180,7 @@ def grouped_mm_mxfp4(
     Notes
     -----
     Weights are bfloat16 when they are multiplied, exactly with scales from 2^-68 (byte 59) to 2^65
-    (byte 192). Smaller ones make weights that lose bits, larger ones infinities and NaN.
+    (byte 192). Smaller ones make weights that lose bits; results of larger ones are undefined.
 
     Examples
     --------

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import enum
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from precast._base.errors import BackendSupportedError
 from precast._base.torch import torch
-from precast._op.validation import memory_of
 from precast._ops.moe._rows import GROUP, MAX_ROWS, ROW_BYTES, VECTOR
 from precast._ops.moe.enums import ActivationType
 from precast._ops.moe.moe_activation import known_function
@@ -52,16 +50,16 @@ def mode_of(
     output_dtype: torch.dtype,
     use_deepseek_fp8_block_scale: bool,
     use_w4_group_scaling: bool,
-    **flags: object,
+    flags: Iterable[tuple[str, bool]] = (),
 ) -> Mode:
     """Return the mode of a call; raise BackendSupportedError for one that no kernel has.
 
     Parameters
     ----------
-    flags
+    flags : iterable of (str, bool)
         Those that ask for modes that no kernel has, by name.
     """
-    for flag, value in flags.items():
+    for flag, value in flags:
         if value:
             raise unsupported(name, f"calls with {flag}")
     dtypes = f"{x_dtype} tokens with {weight_dtype} weights and {output_dtype} results"
@@ -194,13 +192,61 @@ def scratch_layout(
     )
 
 
-#: The same, remembered: engines call with a few shapes again and again.
-known_layout = functools.lru_cache(maxsize=256)(scratch_layout)
+class Options(NamedTuple):
+    """The arguments of a call that are no tensors, and whether those are there that must not be."""
+
+    output_dtype: torch.dtype
+    activation_type: int
+    use_deepseek_fp8_block_scale: bool
+    use_w4_group_scaling: bool
+    tp: tuple[int, int]
+    ep: tuple[int, int]
+    flags: tuple[tuple[str, bool], ...]  # of modes that no kernel has
+    backend: str
+    has_clamp: bool
 
 
-def scratch_of(
-    name: str, given: torch.Tensor | None, x: torch.Tensor, layout: Scratch, total: int
-) -> Scratch:
+class Call(NamedTuple):
+    """What a call computes, and where its scratch memory has what."""
+
+    mode: Mode
+    function: ActivationType
+    sizes: Sizes
+    layout: Scratch
+    total: int  # bytes
+
+
+#: Calls that have been checked, by everything but addresses: engines call with a few shapes again
+#: and again. No tensor is kept.
+_KNOWN: dict[object, Call] = {}
+_MOST_KNOWN = 1024
+
+
+def known_call(
+    check: Callable[..., Call],
+    options: Options,
+    scales: tuple[torch.Tensor, ...],
+    tensors: dict[str, Any],
+) -> Call:
+    """Return what ``check(options, scales, **tensors)`` does, called once for equal calls."""
+    key = (options, *map(_form, tensors.values()), *map(_form, scales))
+    call = _KNOWN.get(key)
+    if call is None:
+        call = check(options, scales, **tensors)
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = call
+    return call
+
+
+def _form(t: Any) -> object:
+    """What checks look at in a tensor; what is no tensor stands for itself."""
+    if not isinstance(t, torch.Tensor):
+        return t
+    return t.shape, t.dtype, t.device, t.is_contiguous()
+
+
+def scratch_of(given: torch.Tensor | None, x: torch.Tensor, layout: Scratch, total: int) -> Scratch:
     """Return the tensors in ``given``, or in new memory on the device of ``x``.
 
     While ``torch.compile`` traces, each has memory of its own, which the compiler plans.
@@ -209,8 +255,6 @@ def scratch_of(
         return Scratch(*(None if b is None else _alone(x, b) for b in layout))
     if given is None:
         given = torch.empty(total, dtype=torch.uint8, device=x.device)
-    else:
-        check_workspace(name, given, x, total)
     begin = given.storage_offset()
     views: dict[torch.dtype, torch.Tensor] = {}
 
@@ -244,12 +288,6 @@ def check_workspace(name: str, given: torch.Tensor, x: torch.Tensor, total: int)
         raise ValueError(
             f"{name}: workspace_buffer must have at least {total} contiguous bytes, got shape "
             f"{[*given.shape]}. Fix: make it with cutlass_fused_moe_workspace_size()"
-        )
-    # On a CPU, torch aligns less, and references need no more than whole numbers.
-    if given.data_ptr() % (_GIVEN_ALIGNMENT if given.is_cuda else 16):
-        raise ValueError(
-            f"{name}: workspace_buffer must start at a multiple of {_GIVEN_ALIGNMENT} bytes; pass "
-            f"one from torch.empty"
         )
 
 
@@ -347,26 +385,56 @@ def check_ranks(name: str, **ranks: tuple[int, int]) -> None:
             raise ValueError(f"{name}: {kind}_rank must be in [0, {size}), got {rank}")
 
 
-def check_aligned(name: str, **tensors: torch.Tensor | None) -> None:
-    """Raise for a tensor that vectors of 16 bytes cannot be loaded from."""
-    for argument, t in tensors.items():
-        if t is not None and t.is_cuda and t.data_ptr() % ROW_BYTES:
+#: What vectors of 16 bytes are loaded from or written to, and what no step writes.
+_VECTORS = (
+    *("input", "fc1_expert_weights", "fc2_expert_weights"),
+    *("fc1_expert_biases", "fc2_expert_biases"),
+)
+_READ = ("token_selected_experts", "token_final_scales", *_VECTORS)
+
+
+def check_places(
+    name: str,
+    mode: Mode,
+    scales: tuple[torch.Tensor, ...],
+    tensors: dict[str, Any],
+) -> None:
+    """Raise for an address that is not aligned, or memory that is written and read.
+
+    The tensors are legal otherwise: each lies in one piece.
+    """
+    if tensors["input"].is_meta:
+        return
+    is_cuda = tensors["input"].is_cuda
+    read = [(argument, tensors[argument]) for argument in _READ]
+    vectors: tuple[str, ...] = _VECTORS
+    if mode is Mode.MXFP4:
+        of_scales = [(f"quant_scales[{i}]", scale) for i, scale in enumerate(scales)]
+        read += of_scales
+        vectors = (*_VECTORS, *(argument for argument, _ in of_scales))
+    written = [(argument, tensors[argument]) for argument in ("output", "workspace_buffer")]
+    places = {}
+    for argument, t in (*read, *written):
+        if t is None:
+            continue
+        begin = t.data_ptr()
+        places[argument] = begin, begin + t.nbytes
+        if is_cuda and begin % ROW_BYTES and (argument == "output" or argument in vectors):
             raise ValueError(
                 f"{name}: {argument} must start at a multiple of {ROW_BYTES} bytes; call .clone()"
             )
-
-
-def check_apart(
-    name: str, argument: str, t: torch.Tensor | None, **others: torch.Tensor | None
-) -> None:
-    """Raise if a tensor that is written shares memory with another argument."""
-    if t is None:
-        return
-    begin, end = memory_of(t)
-    for other_name, other in others.items():
-        if other is not None:
-            other_begin, other_end = memory_of(other)
-            if begin < other_end and other_begin < end:
+    # On a CPU, torch aligns less, and references need no more than whole numbers.
+    if places.get("workspace_buffer", (0, 0))[0] % (_GIVEN_ALIGNMENT if is_cuda else ROW_BYTES):
+        raise ValueError(
+            f"{name}: workspace_buffer must start at a multiple of {_GIVEN_ALIGNMENT} bytes; pass "
+            f"one from torch.empty"
+        )
+    for argument, t in written:
+        if t is None:
+            continue
+        begin, end = places.pop(argument)
+        for other, (other_begin, other_end) in places.items():
+            if begin < other_end and other_begin < end and begin < end and other_begin < other_end:
                 raise ValueError(
-                    f"{name}: {argument} must not overlap {other_name}'s memory; call .clone()"
+                    f"{name}: {argument} must not overlap {other}'s memory; call .clone()"
                 )

@@ -19,16 +19,18 @@ from precast._ops.gemm.grouped_mm import grouped_mm_bf16
 from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8
 from precast._ops.moe._experts import (
+    Call,
     Mode,
+    Options,
     Scratch,
     Sizes,
-    check_aligned,
-    check_apart,
+    check_places,
     check_ranks,
     check_sizes,
     check_tensor,
+    check_workspace,
     function_of,
-    known_layout,
+    known_call,
     mode_of,
     scratch_layout,
     scratch_of,
@@ -49,33 +51,29 @@ _NAME = "cutlass_fused_moe"
 
 
 def _check_scales(
-    quant_scales: Sequence[torch.Tensor] | None, x: torch.Tensor, mode: Mode, sizes: Sizes
-) -> tuple[torch.Tensor, ...]:
-    """Return the scales that the mode needs; raise unless they are there."""
-    given = tuple(quant_scales or ())
+    given: tuple[torch.Tensor, ...], x: torch.Tensor, mode: Mode, sizes: Sizes
+) -> None:
+    """Raise unless the scales that the mode needs are there."""
     count = {Mode.HALF: 0, Mode.FP8: 4}.get(mode, 2)
     if count == 0:
-        return ()
+        return
     if len(given) != count:
         raise ValueError(
             f"{_NAME}: quant_scales must hold {count} tensors for this mode, got {len(given)}"
         )
-    experts = sizes.experts
-    if mode is Mode.MXFP4:
-        return tuple(
-            _folded(f"quant_scales[{i}]", scale, x, experts, columns, depth)
-            for i, (scale, columns, depth) in enumerate(
-                (
-                    (given[0], sizes.inputs, sizes.hidden),
-                    (given[1], sizes.hidden, sizes.inter),
-                )
-            )
-        )
+    experts, hidden, inter = sizes.experts, sizes.hidden, sizes.inter
     shapes: list[tuple[int, ...]]
-    if mode is Mode.FP8_BLOCKS:
+    dtype = torch.float32
+    if mode is Mode.MXFP4:
+        dtype, given = torch.uint8, tuple(_bytes_of(scale) for scale in given)
         shapes = [
-            (experts, -(-sizes.inputs // GROUP), sizes.hidden // GROUP),
-            (experts, sizes.hidden // GROUP, sizes.inter // GROUP),
+            (experts, sizes.inputs // COLUMNS, hidden // DEPTH, 16, 16),
+            (experts, hidden // COLUMNS, inter // DEPTH, 16, 16),
+        ]
+    elif mode is Mode.FP8_BLOCKS:
+        shapes = [
+            (experts, -(-sizes.inputs // GROUP), hidden // GROUP),
+            (experts, hidden // GROUP, inter // GROUP),
         ]
     else:
         # The second is one number, or one of each expert; the last is not read.
@@ -83,21 +81,16 @@ def _check_scales(
         last = tuple(given[3].shape) if given[3].numel() == 1 else ()
         shapes = [(experts,), second, (experts,), last]
     for i, (scale, shape) in enumerate(zip(given, shapes, strict=True)):
-        check_tensor(_NAME, f"quant_scales[{i}]", scale, x, torch.float32, *shape)
-    return given
+        check_tensor(_NAME, f"quant_scales[{i}]", scale, x, dtype, *shape)
 
 
-def _folded(
-    argument: str, scale: torch.Tensor, x: torch.Tensor, experts: int, columns: int, depth: int
-) -> torch.Tensor:
-    """Return interleaved scales of MXFP4 as the product takes them; raise for others.
+def _bytes_of(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales of MXFP4 as the product takes them: bytes.
 
-    Engines pass the bytes as they are, or as one int32 for four of them.
+    Engines pass them as they are, or as one int32 for four of them.
     """
     if scale.dtype in (torch.int32, torch.float8_e8m0fnu) and scale.is_contiguous():
-        scale = scale.view(torch.uint8)
-    shape = experts, columns // COLUMNS, depth // DEPTH, 16, 16
-    check_tensor(_NAME, argument, scale, x, torch.uint8, *shape)
+        return scale.view(torch.uint8)
     return scale
 
 
@@ -383,83 +376,112 @@ def cutlass_fused_moe(
     >>> out[:, 0]
     tensor([511.7500, 255.8750], dtype=torch.float16)
     """
-    if backend != "cutlass":
-        if backend == "cake":
-            raise unsupported(_NAME, "backend='cake'")
-        raise ValueError(f"{_NAME}: backend must be 'cutlass', got {backend!r}")
-    if clamped_relu2_limit is not None:
-        raise ValueError(
-            f"{_NAME}: clamped_relu2_limit is supported only with ActivationType.ClampedRelu2, "
-            f"which no kernel computes; pass None"
-        )
-    mode = mode_of(
-        *(_NAME, input.dtype, fc1_expert_weights.dtype, output_dtype),
+    tensors = {
+        "input": input,
+        "token_selected_experts": token_selected_experts,
+        "token_final_scales": token_final_scales,
+        "fc1_expert_weights": fc1_expert_weights,
+        "fc2_expert_weights": fc2_expert_weights,
+        "fc1_expert_biases": fc1_expert_biases,
+        "fc2_expert_biases": fc2_expert_biases,
+        "swiglu_alpha": swiglu_alpha,
+        "swiglu_beta": swiglu_beta,
+        "swiglu_limit": swiglu_limit,
+        "output": output,
+        "workspace_buffer": workspace_buffer,
+    }
+    flags = (
+        ("use_mxfp8_act_scaling", bool(use_mxfp8_act_scaling)),
+        ("min_latency_mode", bool(min_latency_mode)),
+        ("use_packed_weights", bool(use_packed_weights)),
+        ("use_wfp4afp8_humming", bool(use_wfp4afp8_humming)),
+        ("input_sf", input_sf is not None),
+        ("situ_beta", situ_beta is not None),
+        ("situ_linear_beta", situ_linear_beta is not None),
+        ("cluster_size", cluster_size != 1 or cluster_rank != 0),
+    )
+    options = Options(
+        output_dtype,
+        activation_type,
         use_deepseek_fp8_block_scale,
         use_w4_group_scaling,
-        use_mxfp8_act_scaling=use_mxfp8_act_scaling,
-        min_latency_mode=min_latency_mode,
-        use_packed_weights=use_packed_weights,
-        use_wfp4afp8_humming=use_wfp4afp8_humming,
-        input_sf=input_sf is not None,
-        situ_beta=situ_beta is not None,
-        situ_linear_beta=situ_linear_beta is not None,
-        cluster_size=cluster_size != 1 or cluster_rank != 0,
+        (tp_size, tp_rank),
+        (ep_size, ep_rank),
+        flags,
+        backend,
+        clamped_relu2_limit is not None,
     )
-    numbers = swiglu_alpha, swiglu_beta, swiglu_limit
-    function = function_of(_NAME, activation_type, numbers)
-    check_ranks(_NAME, tp=(tp_size, tp_rank), ep=(ep_size, ep_rank))
     if profile_ids is not None and len(profile_ids) != 2:
         raise ValueError(
             f"{_NAME}: profile_ids must contain [gemm1_profile, gemm2_profile], got {profile_ids!r}"
         )
-    x = input
-    sizes = sizes_of(
-        _NAME, x, token_selected_experts, fc1_expert_weights, fc2_expert_weights, function, mode
-    )
-    tokens, slots, experts, hidden = sizes[:4]
-    for name, tensor, dtype, shape in (
-        ("token_final_scales", token_final_scales, torch.float32, (tokens, slots)),
-        ("fc1_expert_biases", fc1_expert_biases, output_dtype, (experts, sizes.inputs)),
-        ("fc2_expert_biases", fc2_expert_biases, output_dtype, (experts, hidden)),
-        ("swiglu_alpha", swiglu_alpha, torch.float32, (experts,)),
-        ("swiglu_beta", swiglu_beta, torch.float32, (experts,)),
-        ("swiglu_limit", swiglu_limit, torch.float32, (experts,)),
-        ("output", output, output_dtype, (tokens, hidden)),
-    ):
-        if tensor is not None:
-            check_tensor(_NAME, name, tensor, x, dtype, *shape)
-    scales = _check_scales(quant_scales, x, mode, sizes)
+    scales = tuple(quant_scales or ())
+    # torch.compile traces no function that remembers, and addresses are no part of what it traces.
+    if torch.compiler.is_compiling():
+        call = _checked(options, scales, **tensors)
+    else:
+        call = known_call(_checked, options, scales, tensors)
+        check_places(_NAME, call.mode, scales, tensors)
+    mode, sizes = call.mode, call.sizes
+    if mode is Mode.HALF:
+        scales = ()
+    elif mode is Mode.MXFP4:
+        scales = tuple(_bytes_of(scale) for scale in scales)
     if output is None:
-        output = x.new_empty(tokens, hidden, dtype=output_dtype)
-    # torch.compile traces no function that remembers.
-    plan = scratch_layout if torch.compiler.is_compiling() else known_layout
-    layout, total = plan(mode, x.dtype, output_dtype, sizes)
-    scratch = scratch_of(_NAME, workspace_buffer, x, layout, total)
-    if not torch.compiler.is_compiling():
-        vectors = {
-            "input": x,
-            "fc1_expert_weights": fc1_expert_weights,
-            "fc2_expert_weights": fc2_expert_weights,
-            "fc1_expert_biases": fc1_expert_biases,
-            "fc2_expert_biases": fc2_expert_biases,
-        }
-        if mode is Mode.MXFP4:
-            vectors |= {f"quant_scales[{i}]": scale for i, scale in enumerate(scales)}
-        check_aligned(_NAME, output=output, **vectors)
-        read = {
-            "token_selected_experts": token_selected_experts,
-            "token_final_scales": token_final_scales,
-            **vectors,
-        }
-        check_apart(_NAME, "output", output, workspace_buffer=workspace_buffer, **read)
-        check_apart(_NAME, "workspace_buffer", workspace_buffer, **read)
+        output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
+    scratch = scratch_of(workspace_buffer, input, call.layout, call.total)
+    numbers = swiglu_alpha, swiglu_beta, swiglu_limit
     _run(
-        *(scratch, mode, sizes, function, x, token_selected_experts, token_final_scales),
-        *(ep_rank * experts, fc1_expert_weights, fc2_expert_weights, scales, fc1_expert_biases),
-        *(fc2_expert_biases if tp_rank == 0 else None, numbers, output),
+        *(scratch, mode, sizes, call.function, input, token_selected_experts, token_final_scales),
+        *(ep_rank * sizes.experts, fc1_expert_weights, fc2_expert_weights, scales),
+        *(fc1_expert_biases, fc2_expert_biases if tp_rank == 0 else None, numbers, output),
         *((-1, -1) if profile_ids is None else profile_ids, enable_pdl),
     )
     return [output]
+
+
+def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any) -> Call:
+    """Return what a call computes; raise unless a kernel does, and its tensors are legal.
+
+    It looks at everything but addresses, so that equal calls need it once.
+    """
+    if options.backend != "cutlass":
+        if options.backend == "cake":
+            raise unsupported(_NAME, "backend='cake'")
+        raise ValueError(f"{_NAME}: backend must be 'cutlass', got {options.backend!r}")
+    if options.has_clamp:
+        raise ValueError(
+            f"{_NAME}: clamped_relu2_limit is supported only with ActivationType.ClampedRelu2, "
+            f"which no kernel computes; pass None"
+        )
+    x, selected, output_dtype = t["input"], t["token_selected_experts"], options.output_dtype
+    fc1, fc2 = t["fc1_expert_weights"], t["fc2_expert_weights"]
+    mode = mode_of(
+        *(_NAME, x.dtype, fc1.dtype, output_dtype, options.use_deepseek_fp8_block_scale),
+        options.use_w4_group_scaling,
+        options.flags,
+    )
+    numbers = t["swiglu_alpha"], t["swiglu_beta"], t["swiglu_limit"]
+    function = function_of(_NAME, options.activation_type, numbers)
+    check_ranks(_NAME, tp=options.tp, ep=options.ep)
+    sizes = sizes_of(_NAME, x, selected, fc1, fc2, function, mode)
+    tokens, slots, experts, hidden = sizes[:4]
+    f32 = torch.float32
+    for name, dtype, shape in (
+        ("token_final_scales", f32, (tokens, slots)),
+        ("fc1_expert_biases", output_dtype, (experts, sizes.inputs)),
+        ("fc2_expert_biases", output_dtype, (experts, hidden)),
+        ("swiglu_alpha", f32, (experts,)),
+        ("swiglu_beta", f32, (experts,)),
+        ("swiglu_limit", f32, (experts,)),
+        ("output", output_dtype, (tokens, hidden)),
+    ):
+        check_tensor(_NAME, name, t[name], x, dtype, *shape)
+    _check_scales(quant_scales, x, mode, sizes)
+    layout, total = scratch_layout(mode, x.dtype, output_dtype, sizes)
+    if t["workspace_buffer"] is not None and not torch.compiler.is_compiling():
+        check_workspace(_NAME, t["workspace_buffer"], x, total)
+    return Call(mode, function, sizes, layout, total)
 
 
 @precast_api
@@ -561,10 +583,12 @@ def cutlass_fused_moe_workspace_size(
     mode = mode_of(
         *(name, x_dtype, weight_dtype, output_dtype, use_deepseek_fp8_block_scale),
         use_w4_group_scaling,
-        use_mxfp8_act_scaling=use_mxfp8_act_scaling,
-        min_latency_mode=min_latency_mode,
-        use_packed_weights=use_packed_weights,
-        use_wfp4afp8_humming=use_wfp4afp8_humming,
+        (
+            ("use_mxfp8_act_scaling", use_mxfp8_act_scaling),
+            ("min_latency_mode", min_latency_mode),
+            ("use_packed_weights", use_packed_weights),
+            ("use_wfp4afp8_humming", use_wfp4afp8_humming),
+        ),
     )
     function = function_of(name, activation_type, ())
     experts = num_experts_total // ep_size
