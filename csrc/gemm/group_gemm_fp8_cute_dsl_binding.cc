@@ -27,13 +27,15 @@ struct CuteKernels {
 
   static DType dtype_o() { return cute_dsl::group_gemm_fp8_of_1_dtype_o; }
   static bool has_choice(int64_t choice, TokenGroups) { return choice < 2; }
-  static cudaError_t launch(const Fp8GemmParams& p, int choice, int, int sms, bool enable_pdl,
-                            cudaStream_t stream) {
+  static cudaError_t launch(const Fp8GemmParams& p, int choice, int expected_tokens, int sms,
+                            bool enable_pdl, cudaStream_t stream) {
     PRECAST_CHECK(!p.a_scale.packed, ValueError)
         << "group_gemm_fp8_nt_groupwise: a_scale must be float32 with backend='cute_dsl', got "
            "int32; pass backend='trtllm'";
     const int column_blocks = ceil_div(p.columns, kFp8Block);
-    const int cluster = choice >= 0 ? choice + 1 : column_blocks > 1 ? 2 : 1;
+    // On an H200 two CTAs that share tokens are faster where a group has one tile of them.
+    const bool shares_tokens = expected_tokens <= kFp8Block && column_blocks > 1;
+    const int cluster = choice >= 0 ? choice + 1 : shares_tokens ? 2 : 1;
     GroupGemmMaps maps;
     const cudaError_t status = encode_group_gemm_maps(maps, p, cluster);
     if (status != cudaSuccess) return status;

@@ -84,7 +84,8 @@ class GroupGemmSm90(GroupTiles):
         # Why: the compiler would load scales between two instructions, and the tensor cores would
         # wait. A warpgroup that issues all at once has them for itself while the other one adds.
         cute.arch.sync_warp()
-        return self.next_stage(stage, phase)
+        stage, phase = self.next_stage(stage, phase)
+        return stage, phase
 
     @cute.jit
     def load_scales(

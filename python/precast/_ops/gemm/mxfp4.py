@@ -33,7 +33,7 @@ from precast.trace import Const, Tensor, TraceTemplate, Var
 SM90_TILES = 4
 
 
-def _write(
+def _write_mxfp4(
     a: torch.Tensor,
     b: torch.Tensor,
     b_scale: torch.Tensor,
@@ -76,7 +76,7 @@ _MXFP4, _MXFP4_SM90 = _MXFP4_BOTH = exports(
     _check,
     range(SM90_TILES),
     op="mxfp4_gemm",
-    write=_write,
+    write=_write_mxfp4,
     derived={"out_dtype": lambda out: out.dtype},
 )
 
@@ -90,7 +90,7 @@ def grouped_mm_mxfp4_reference(
 ) -> torch.Tensor:
     """:func:`grouped_mm_mxfp4` in plain PyTorch on any device; rows of no group are zero."""
     out = a.new_zeros(len(a), b.shape[1], dtype=out_dtype)
-    _write(a, b, b_scale, m_indptr, out)
+    _write_mxfp4(a, b, b_scale, m_indptr, out)
     return out
 
 

@@ -161,16 +161,17 @@ def _form(
     **others: object,
 ) -> _Form:
     output = "quant" if quant_scale is not None else "groups"
-    if output == "groups" and _dtype_of(out, out_dtype) is not torch.float8_e4m3fn:
-        output = "numbers"
+    dtype = _dtype_of(out, out_dtype)
+    if output == "groups" and dtype is not torch.float8_e4m3fn:
+        output = str(dtype).removeprefix("torch.")
     return output, ActivationType(activation_type).is_gated, bias is not None
 
 
 def _fill(made: dict[str, Any]) -> None:
-    """Some rows of no expert behind those of each."""
     experts = made["row_experts"]
+    count = len(made["bias"]) if "bias" in made else 4
     numbers = torch.arange(len(experts), device=experts.device)
-    experts.copy_((numbers // 8).where(numbers % 8 < 6, -1))
+    experts.copy_(numbers * count // len(experts))
 
 
 def _template(form: _Form) -> TraceTemplate:
@@ -197,12 +198,13 @@ def _template(form: _Form) -> TraceTemplate:
     if output == "quant":
         inputs["quant_scale"] = Tensor([], dtype="float32")
     outputs = {"output": Tensor(["num_rows", "num_columns"], param="out", dtype="float8_e4m3fn")}
-    if output == "numbers":
-        outputs = {"output": Tensor(["num_rows", "num_columns"], param="out", dtype_from="input")}
-        fixed["out_dtype"] = Dtype("bfloat16")
-    elif output == "groups":
+    if output == "groups":
         axes["num_groups"] = Const("", value=f"num_columns // {GROUP}")
         outputs["scale"] = Tensor(["num_groups", "num_rows"], param="out_scale", dtype="float32")
+    elif output != "quant":
+        inputs["input"] = Tensor(["num_rows", "num_inputs"], dtype=output)
+        outputs = {"output": Tensor(["num_rows", "num_columns"], param="out", dtype=output)}
+        fixed["out_dtype"] = Dtype(output)
     return TraceTemplate(
         op_type="moe_activation",
         name_prefix=f"moe_activation_{output}" + "_plain" * (not gated) + "_bias" * has_numbers,
@@ -219,7 +221,8 @@ def _template(form: _Form) -> TraceTemplate:
 
 _FORMS = [
     *(("groups", True, False), ("groups", True, True), ("quant", True, False)),
-    *(("numbers", True, False), ("numbers", True, True), ("numbers", False, False)),
+    *(("bfloat16", True, False), ("bfloat16", True, True), ("bfloat16", False, False)),
+    ("float16", True, False),
 ]
 
 
