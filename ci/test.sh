@@ -19,7 +19,12 @@ BUDGET=1200
 . ci/common.sh
 
 # Settings of the environment must not change what a test does.
-for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME; do unset "$name"; done
+for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE; do
+  unset "$name"
+done
+# Hundreds of processes import torch or this package. What Python compiles for the first one must be
+# kept, and not beside the sources, of which some tests make copies.
+export PYTHONPYCACHEPREFIX=$PWD/build/__pycache__
 
 step "environment"
 make_venv "${TEST_VENV:-$PWD/build/test-venv}"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -72,15 +74,21 @@ def instructions(spec: ModuleSpec, folder: Path) -> set[tuple[str, str, int, str
 def test_every_instance_of_the_table_is_used(tmp_path: Path) -> None:
     """Fix: take what no kernel uses out of ``python/precast/_plan/wgmma.py``; ``make generate``.
 
-    Of FP8 the micro-benchmarks measure what kernels choose from.
+    Of FP8 the micro-benchmarks measure what kernels choose from. Each run looks at one type, the
+    nightly run at all of them.
     """
+    seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
+    print(f"PRECAST_TEST_SEED={seed}")
+    dtypes = [*wgmma.COLUMNS] if EVERYTHING else [random.Random(seed).choice([*wgmma.COLUMNS])]
     missing = {
         (*form, columns, dtype)
-        for dtype, forms in wgmma.COLUMNS.items()
-        for form, row in forms.items()
+        for dtype in dtypes
+        for form, row in wgmma.COLUMNS[dtype].items()
         for columns in row
     }
-    missing -= {form for form in instructions(_micro.spec(), tmp_path) if form[3] == "e4m3"}
+    assert missing
+    if "e4m3" in dtypes:
+        missing -= {form for form in instructions(_micro.spec(), tmp_path) if form[3] == "e4m3"}
     for spec in users():
         # A module that can have nothing new need not be compiled: the test is whether all are used.
         dtype = spec.axes.get("dtype_q") or spec.axes.get("dtype", "e4m3")

@@ -24,7 +24,7 @@ compile_space = script("compile_space")
 
 
 #: Of how many families one run compiles a configuration.
-FAMILIES = 5
+FAMILIES = 3
 
 
 def _families() -> dict[str, list[str]]:

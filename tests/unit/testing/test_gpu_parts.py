@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from ci_support import ROOT
+from collect_support import collected
 
-GPU_TESTS = ROOT / "tests" / "gpu"
 PART = """
 echo "part $PRECAST_TEST_SHARD on $CUDA_VISIBLE_DEVICES" >>parts
 echo "3 passed in 1 s"
@@ -48,19 +47,9 @@ def test_a_part_that_fails_is_shown_and_fails_all(tmp_path: Path) -> None:
 
 
 def test_what_runs_alone_is_in_no_part() -> None:
-    def collected(expression: str) -> set[str]:
-        files = [GPU_TESTS / f"test_gpu_{name}.py" for name in ("testing", "errors", "packbits")]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(ROOT), "-q"]
-            + ["-p", "no:cacheprovider", "--collect-only", "-m", expression, *map(str, files)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return {line for line in done.stdout.splitlines() if "::" in line}
-
-    every = collected("gpu")
-    alone, parts = collected("alone"), collected("not alone")
+    files = [f"test_gpu_{name}.py" for name in ("testing", "errors", "packbits")]
+    expressions = ["-m", "gpu"], ["-m", "alone"], ["-m", "not alone"]
+    every, alone, parts = map(set, collected(files, *expressions))
     assert alone | parts == every
     assert not alone & parts
     # By its file, by its own mark, and because it fills the memory.

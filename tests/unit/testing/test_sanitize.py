@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 from ci_support import ROOT
+from collect_support import GPU_TESTS, collected
 
 from precast._op.dispatch import kernels
 from precast._plan.planner import Plan
-
-GPU_TESTS = ROOT / "tests" / "gpu"
 
 
 @pytest.mark.filterwarnings("ignore:.*scale as a float:FutureWarning")
@@ -152,25 +151,8 @@ def test_it_is_a_stage_by_name_alone() -> None:
 
 
 def test_parts_of_the_gpu_tests_are_all_of_them() -> None:
-    def collected(**environment: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(ROOT)]
-            + [
-                "-p",
-                "no:cacheprovider",
-                "-q",
-                "--collect-only",
-                str(GPU_TESTS / "test_gpu_pdl.py"),
-            ],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return [line for line in done.stdout.splitlines() if "::" in line]
-
-    every = collected()
-    parts = [collected(PRECAST_TEST_SHARD=f"{i}/3") for i in range(3)]
+    shards = [{"PRECAST_TEST_SHARD": shard} for shard in ("", "0/3", "1/3", "2/3")]
+    every, *parts = collected(["test_gpu_pdl.py"], environments=shards)
     assert len(every) > 3
     assert all(parts)
     assert sorted(test for part in parts for test in part) == sorted(every)
