@@ -205,7 +205,9 @@ auto mma_kernel(How how, bool a_registers) {
   // Some columns are for A in shared memory alone, others for A in registers.
   constexpr bool kIsOfSums = kColumns == 8 || kColumns == 72 || kColumns == 136;
   constexpr bool kIsPowerOfTwo = kColumns == 64 || kColumns == 128 || kColumns == 256;
-  constexpr bool kAInRegisters = kIsPowerOfTwo || (kIsFp8 ? kIsOfSums : kColumns == 96);
+  constexpr bool kIsOfFewRows = kColumns == 16 || kColumns == 32;
+  constexpr bool kAInRegisters =
+      kIsPowerOfTwo || (kIsFp8 ? kIsOfSums : kIsOfFewRows || kColumns == 96);
   if (a_registers) {
     if constexpr (kAInRegisters) {
       if (how == How::adds) kernel = MmaKernel<T, kColumns, How::adds, true, kTransposedB>;
@@ -216,7 +218,7 @@ auto mma_kernel(How how, bool a_registers) {
   } else if constexpr (kIsFp8 ? kColumns == 72 || kColumns == 136 : kColumns == 96) {
     return kernel;
   } else {
-    if constexpr (kIsFp8 || kColumns <= 128) {
+    if constexpr (kIsFp8 || kColumns == 64 || kColumns == 128) {
       if (how == How::is_new) kernel = MmaKernel<T, kColumns, How::is_new, false, kTransposedB>;
     }
     if constexpr (kIsFp8 && kColumns == 128) {
@@ -262,7 +264,16 @@ void launch_mma_of_type(const MmaCall& call) {
     }
   }
   if constexpr (sizeof(T) == 2) {
-    if (call.d.size(1) == 96) return launch_mma<T, 96>(call);
+    switch (call.d.size(1)) {
+      case 16:
+        return launch_mma<T, 16>(call);
+      case 32:
+        return launch_mma<T, 32>(call);
+      case 96:
+        return launch_mma<T, 96>(call);
+      case 192:
+        return launch_mma<T, 192>(call);
+    }
   }
   switch (call.d.size(1)) {
     case 64:
