@@ -7,9 +7,9 @@
 // which a warp multiplies them. So a lane takes 16 bytes at once, and neither shuffles nor ldmatrix
 // bring the numbers to the lanes that need them.
 //
-// Weights  [columns / 16, depth / 64, lane 32, part 4] words of 32 bits. A word is what lane l = 4
-// g
-//          + q holds of 16 columns and 16 of the depth, in the fragments of mma and wgmma alike:
+// Weights  [columns / 16, depth / 64, lane 32, part 4] words of 32 bits. A word is what lane
+//          l = 4 g + q holds of 16 columns and 16 of the depth, in the fragments of mma and wgmma
+//          alike:
 //
 //            pair          0         1         2         3
 //            column        g         g + 8     g         g + 8
@@ -31,8 +31,8 @@
 //          exponent for all scales from 2^-127 to 2^65. Larger ones are not supported. Scales below
 //          2^-68 give weights that lose bits.
 // Scales   [columns / 64, depth / 128, column 16, sixteen 4, 4] bytes: byte j of [c, s] is the
-// scale
-//          of column 16 s + c of 64, and of the numbers 32 j to 32 j + 31 of 128 along the depth.
+//          scale of column 16 s + c of 64, and of the numbers 32 j to 32 j + 31 of 128 along the
+//          depth.
 // Source   OCP Microscaling Formats (MX) Specification 1.0
 #pragma once
 
