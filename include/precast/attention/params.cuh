@@ -5,7 +5,7 @@
 
 #include "precast/attention/batch_lengths.cuh"
 #include "precast/attention/scheduler.cuh"
-#include "precast/core/launch.cuh"
+#include "precast/core/overlap.cuh"
 #include "precast/core/rows.cuh"
 
 namespace precast {

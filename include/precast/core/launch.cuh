@@ -9,6 +9,7 @@
 // that know of each other may overlap as a whole (Overlap). PDL needs compute capability 9.0.
 #pragma once
 
+#include "precast/core/overlap.cuh"
 #include "precast/core/types.cuh"
 
 #if !defined(__CUDACC_RTC__)
@@ -16,12 +17,6 @@
 #endif
 
 namespace precast {
-
-// Two kernels that are launched one behind the other with PDL, and of which neither reads or writes
-// what the other one writes, may run beside each other. The first lets the second start when all
-// that comes before both has ended; the second ends behind the first, so that whoever waits for it
-// has both.
-enum class Overlap : int { none, with_next, with_previous };
 
 #if defined(__CUDACC__)
 
