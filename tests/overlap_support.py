@@ -51,7 +51,13 @@ _PUBLIC = {
 #: It belongs to a format that is not implemented: legal is None alone.
 _NEVER_GIVEN = {"block_scale": "fused_rmsnorm_silu"}
 #: Two arguments of one export of which a call has either.
-_EITHER = {"allreduce_norm": {"scale_out", "scale_factor"}}
+_EITHER = {
+    "allreduce_norm": {"scale_out", "scale_factor"},
+    "moe_activation": {"quant_scale", "out_scale"},
+    "moe_activation_cute_dsl": {"quant_scale", "out_scale"},
+}
+#: Sizes of arguments that traces leave out: one start more than there are experts.
+_SIZES = {"starts": 5}
 _SHIFT = 16  # bytes: kernels want addresses that are a multiple of it
 
 
@@ -119,6 +125,9 @@ def call_of(export: Export, pair: tuple[str, str], dtypes: Sequence[torch.dtype]
     call = _fullest(export.name, tuple(dtypes))
     if export.name == "allreduce_norm" and "scale_factor" in pair:
         call = call.replaced({"quant_mode": TENSOR, "scale_out": None})
+    if export.name.startswith("moe_activation"):
+        scale = {"out_scale": None, "quant_scale": torch.ones(_SIZES["starts"] - 1)}
+        call = call.replaced({"quant_scale": None} if "out_scale" in pair else scale)
     # An optional output takes the place of the tensor that it is like, which is only read then.
     instead = {
         p.name: None
@@ -309,7 +318,7 @@ def _made(parameter: Parameter, matcher: _Matcher) -> torch.Tensor:
     if isinstance(kind, Kind):
         return _number(parameter.name, 1)
     dims = ["1" if dim == "." else str(dim) for dim in kind.dims or "3"]
-    sizes = [matcher._size(dim) or 3 for dim in dims]
+    sizes = [matcher._size(dim) or _SIZES.get(dim, 3) for dim in dims]
     return torch.zeros(sizes, dtype=_DTYPES[kind.dtypes[0] if kind.dtypes else "i32"])
 
 

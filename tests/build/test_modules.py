@@ -63,7 +63,9 @@ def test_manifest_row(built: Built, file_name: str) -> None:
     assert row.sass == (spec.arch.sass,)
     assert set(row.exports) == set(spec.exports)
     assert row.size == built.library(spec).stat().st_size
-    assert 0.1 < json.loads((built.tree / SECONDS_NAME).read_text())[file_name] < 60
+    # Beside others, the compiler of CuTe DSL takes a minute.
+    most = 180 if spec.is_cute_dsl else 60
+    assert 0.1 < json.loads((built.tree / SECONDS_NAME).read_text())[file_name] < most
 
 
 @pytest.mark.parametrize("file_name", CI_MODULES)

@@ -13,8 +13,10 @@ _Forms = dict[tuple[str, str], tuple[int, ...]]
 _FORMS_16: _Forms = {
     ("new", "ss"): (64, 128),
     ("add", "ss"): (16, 32, 64, 128, 192, 256),
-    ("add", "rs"): (16, 32, 64, 96, 128, 256),
+    ("add", "rs"): (64, 96, 128, 256),
 }
+# Weights of MXFP4 are unpacked to bf16 in registers.
+_FORMS_BF16: _Forms = {**_FORMS_16, ("add", "rs"): (16, 32, 64, 96, 128, 256)}
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.
 _FORMS_8: _Forms = {
@@ -29,7 +31,7 @@ _FORMS_8: _Forms = {
 #: in shared memory ("ss") or in registers ("rs").
 COLUMNS: dict[str, _Forms] = {
     "f16": _FORMS_16,
-    "bf16": _FORMS_16,
+    "bf16": _FORMS_BF16,
     "e4m3": _FORMS_8,
 }
 #: The k of one instruction, which are 32 bytes of A and B.

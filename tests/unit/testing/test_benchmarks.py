@@ -382,7 +382,8 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
         (
             ["--peers", "nope"],
             "--peers: unknown nope; legal: deepgemm, fa3, flashinfer, flashinfer_auto, "
-            "flashinfer_cuda_cores, flashmla, parts, without, compile, cublas, cudnn, torch, none",
+            "flashinfer_cuda_cores, flashmla, parts, sglang, without, compile, cublas, cudnn, torch, "
+            "none",
         ),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case matches --op and --shape"),
@@ -471,7 +472,7 @@ def test_a_peer_is_found_when_its_adapter_and_its_package_are_there(
     monkeypatch.setattr(peers, "__path__", [*peers.__path__, str(tmp_path)])
     peers.names.cache_clear()
     libraries = ["deepgemm", "fa3", "flashinfer", "flashinfer_auto", "flashinfer_cuda_cores"]
-    libraries += ["flashmla", "made_up", "parts", "without"]
+    libraries += ["flashmla", "made_up", "parts", "sglang", "without"]
     assert peers.names() == (*libraries, "compile", "cublas", "cudnn", "torch")
     case = harness.Case("scale", "[2]", 8, tuple, lambda fn: lambda x: fn(x, 3.0), None)
     wanted = ["made_up", "torch"]

@@ -230,7 +230,10 @@ def known_call(
 ) -> Call:
     """Return what ``check(options, scales, **tensors)`` does, called once for equal calls."""
     key = (options, *map(_form, tensors.values()), *map(_form, scales))
-    call = _KNOWN.get(key)
+    try:
+        call = _KNOWN.get(key)
+    except TypeError:  # An argument of a wrong type, which the check names.
+        return check(options, scales, **tensors)
     if call is None:
         call = check(options, scales, **tensors)
         if len(_KNOWN) >= _MOST_KNOWN:
