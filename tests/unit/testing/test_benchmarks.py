@@ -382,8 +382,8 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
         (
             ["--peers", "nope"],
             "--peers: unknown nope; legal: deepgemm, fa3, flashinfer, flashinfer_auto, "
-            "flashinfer_cuda_cores, flashmla, parts, sglang, without, compile, cublas, cudnn, torch, "
-            "none",
+            "flashinfer_cuda_cores, flashmla, parts, sglang, without, compile, cublas, cudnn, "
+            "torch, none",
         ),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case matches --op and --shape"),
