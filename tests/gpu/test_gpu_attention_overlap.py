@@ -136,7 +136,6 @@ def test_a_prefill_and_a_decode(
         return *outs, *lses
 
     check(inputs, run)
-    assert {*launches} >= {runs.WITH_NEXT, runs.WITH_PREVIOUS}
     assert launches[-2:] == [runs.WITH_NEXT, runs.WITH_PREVIOUS]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from attention_support import record_launches, workspace
 
 import precast
 from precast._ops.attention import kernels
+from precast._ops.attention import run as runs
+from precast._ops.attention.parts import run_beside
 from precast.errors import PlanMismatchError
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
@@ -345,6 +348,29 @@ def test_torch_compile_makes_one_graph(kind):
         lambda *args: wrapper.run(*args, causal_p=True), fullgraph=True, backend="aot_eager"
     )
     assert all(map(torch.equal, run(*given), want))
+
+
+def test_a_part_has_leave_to_overlap_for_one_run_that_launches_nothing_else(monkeypatch):
+    monkeypatch.setattr(runs, "_reference", False)
+    first, second = (SimpleNamespace(_overlap=n) for n in (runs.WITH_NEXT, runs.WITH_PREVIOUS))
+    assert runs._overlapping(second, is_alone=True) == runs.WITH_PREVIOUS
+    assert runs._overlapping(second, is_alone=True) == 0
+    second._overlap = runs.WITH_PREVIOUS
+    assert runs._overlapping(second, is_alone=False) is True
+    assert second._overlap == 0
+    assert [runs._overlapping(first, is_alone=False) for _ in range(2)] == [runs.WITH_NEXT] * 2
+
+
+@pytest.mark.parametrize(
+    ("overlap", "rows", "batch", "has_leave"),
+    [(runs.WITH_NEXT, 3, 1, True), (runs.WITH_NEXT, 0, 1, False)]
+    + [(runs.WITH_NEXT, 3, 0, False), (0, 3, 1, False)],
+)
+def test_a_part_overlaps_one_that_has_launched_and_allows_it(overlap, rows, batch, has_leave):
+    plan = SimpleNamespace(shape=SimpleNamespace(batch_size=batch))
+    first, second = SimpleNamespace(_overlap=overlap, _plan=plan), SimpleNamespace(_overlap=0)
+    run_beside(first, second, torch.empty(rows, 1, 64))
+    assert second._overlap == (runs.WITH_PREVIOUS if has_leave else 0)
 
 
 def test_parameters_are_flashinfers():

@@ -157,15 +157,15 @@ def _overlapping(w: AttentionWrapper, is_alone: bool) -> bool | int:
     """Return the ``enable_pdl`` of a part.
 
     ``is_alone``: nothing else is launched between its kernel and that of the part before. A kernel
-    that does not wait for the launch before it must know which one that is.
+    that does not wait for the launch before it must know which one that is, so the leave is for one
+    run.
     """
-    if (
-        _reference
-        or torch.compiler.is_compiling()
-        or (w._overlap == WITH_PREVIOUS and not is_alone)
-    ):
+    overlap = w._overlap
+    if overlap == WITH_PREVIOUS:
+        w._overlap = 0
+    if _reference or torch.compiler.is_compiling() or (overlap == WITH_PREVIOUS and not is_alone):
         return True
-    return w._overlap
+    return overlap
 
 
 def _outputs(
