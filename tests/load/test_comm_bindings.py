@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from binding_calls import Args, Memory, Trial
-from build_support import Built
+from build_support import TARGET, Built
 from comm_calls import BYTES, comm_calls
 
 from precast._base.driver import device_capabilities
@@ -43,7 +43,7 @@ WRONG: tuple[tuple[str, int, str, Any, str], ...] = (
 
 
 def function_of(built: Built, kernel: Export) -> Callable[..., None]:
-    spec = next(s for s in built.specs if s.op == kernel.op and s.arch.name == "sm90a")
+    spec = next(s for s in built.specs if s.op == kernel.op and s.arch.name == TARGET)
     function = get_function(load_library(built.library(spec), spec.cuda_major), kernel.export)
     return functools.partial(kernel.around, function) if kernel.around else function
 
