@@ -16,8 +16,8 @@ cudaError_t mxfp4_gemm_sm90(const Mxfp4GemmParams& params, const Mxfp4Choice& ch
 namespace {
 
 struct Mxfp4Tiles {
-  static constexpr const char* kTactics = "a tile below 4";
-  static_assert(Mxfp4Family::kTiles == 4, "kTactics");
+  static constexpr const char* kTactics = "a tile below 5";
+  static_assert(Mxfp4Family::kTiles == 5, "kTactics");
   const unsigned char* b_scales;
 
   static bool has_tactic(int64_t tactic, TokenGroups) { return tactic < Mxfp4Family::kTiles; }

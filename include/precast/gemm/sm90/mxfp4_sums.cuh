@@ -3,12 +3,13 @@
 // over the whole depth, 16 of it at a time:
 //
 //   a = unpacked words              registers, 64 rows by 16 of the depth
-//   sums += a B                     one wgmma
+//   sums += a B                     one wgmma; for few tokens, an mma of each warp for 8 of them
 //
-// While the tensor cores multiply one part, the warpgroup unpacks the next ones into other
+// While the tensor cores multiply one part by wgmma, the warpgroup unpacks the next ones into other
 // registers. Four parts at a time, with more instructions to unpack them, took up to 6 % longer.
 #pragma once
 
+#include "precast/core/mma.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 #include "precast/gemm/sm90/mxfp4_tile.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
@@ -37,6 +38,7 @@ class Mxfp4Sums {
         releases_in_(cta_to_release(params.use)) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
     constexpr int kBands = kMxfp4Columns / kMxfp4BandColumns;  // of a block of scales
+    tokens_ = base + lane % 8 * Tile::kRowBytes + (lane / 8 ^ lane % 8) * 16;
     words_ = base + Tile::kTokenBytes + warp * Tile::kBandBytes + lane * 16;
     scales_ = base + Tile::kScaleOffset + warp / kBands * kMxfp4ScaleBytes + lane / 4 * 16 +
               warp % kBands * 4;
@@ -48,6 +50,55 @@ class Mxfp4Sums {
 #pragma unroll
     for (float& x : acc) x = 0.0f;
     State at = {uniform(state_.stage), static_cast<uint32_t>(uniform(state_.parity))};
+    if constexpr (Tile::kUsesMma) {
+      multiply_by_mma(at, acc);
+    } else {
+      multiply_by_wgmma(at, acc);
+    }
+    state_ = at;
+#pragma unroll
+    for (float& x : acc) x *= MmaOperands<bf16, mxfp4>::kRescale;
+  }
+
+ private:
+  // Each warp multiplies its 16 rows by itself; nothing is left to wait for.
+  __device__ __forceinline__ void multiply_by_mma(State& at, Acc& acc) const {
+    bool is_full = false;
+#pragma unroll 1
+    for (int left = uniform(blocks_); left > 0; --left) {
+      if (!is_full) stages_.wait_full(at, "a full stage");
+      const uint32_t stage = at.stage * Tile::kStageBytes;
+      const uint32_t low = load_word(scales_ + stage), high = load_word(scales_ + stage + 128);
+#pragma unroll
+      for (int part = 0; part < 2 * kParts; part += 2) {  // and the next one
+        const uint32_t half = stage + part / kParts * Tile::kPanelBytes;
+        uint32_t b[Tile::kColumns / 8][4];
+#pragma unroll
+        for (int i = 0; i < Tile::kColumns / 8; ++i) {
+          ldmatrix_x4(b[i], (tokens_ ^ part % kParts * 32) + half + i * 8 * Tile::kRowBytes);
+        }
+        const uint2 words =
+            load_words(words_ + stage + part / kParts * kMxfp4BandBytes + part % kParts * 4);
+        uint32_t a[2][4];
+        unpack_mxfp4(words.x, mxfp4_factor(low, part / 2), mxfp4_factor(high, part / 2), a[0]);
+        unpack_mxfp4(words.y, mxfp4_factor(low, part / 2), mxfp4_factor(high, part / 2), a[1]);
+#pragma unroll
+        for (int i = 0; i < Tile::kColumns / 8; ++i) {
+          float c[4] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+          mma_m16n8k16<bf16>(c, a[0], b[i][0], b[i][1]);
+          mma_m16n8k16<bf16>(c, a[1], b[i][2], b[i][3]);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) acc[4 * i + j] = c[j];
+        }
+      }
+      __syncwarp();
+      mbarrier_arrive_in_cta_if(&stages_.empty[at.stage], releases_in_);
+      at.advance();
+      is_full = mbarrier_test_parity(&stages_.full[at.stage], at.parity);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_by_wgmma(State& at, Acc& acc) const {
     State last = at;
     int last_releases_in = kNoCta;
     uint32_t a[kParts][4];
@@ -84,12 +135,8 @@ class Mxfp4Sums {
     wgmma_wait_group<0>();
     keep_behind_wait(acc);
     mbarrier_arrive_in_cta_if(&stages_.empty[last.stage], last_releases_in);
-    state_ = at;
-#pragma unroll
-    for (float& x : acc) x *= MmaOperands<bf16, mxfp4>::kRescale;
   }
 
- private:
   static __device__ __forceinline__ uint32_t load_word(uint32_t from) {
     uint32_t word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
@@ -113,10 +160,10 @@ class Mxfp4Sums {
   }
 
   Barriers& stages_;
-  const int blocks_;            // of the depth, in a tile
-  const uint32_t first_place_;  // of the stages, in units of 16 bytes
-  const int releases_in_;       // a CTA of the cluster
-  uint32_t words_, scales_;     // shared addresses of this lane's, in the first stage
+  const int blocks_;                  // of the depth, in a tile
+  const uint32_t first_place_;        // of the stages, in units of 16 bytes
+  const int releases_in_;             // a CTA of the cluster
+  uint32_t tokens_, words_, scales_;  // shared addresses of this lane's, in the first stage
   State state_;
 };
 

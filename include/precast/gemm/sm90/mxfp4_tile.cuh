@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of GEMM with a weight of MXFP4 for sm_90a, and which of them a problem takes. Rows are
-// columns of the weight, because wgmma takes its first operand from registers, where the weight is
-// unpacked; columns are tokens.
+// columns of the weight, which is unpacked into registers, the first operand of the tensor cores;
+// columns are tokens.
 //
 // A stage holds 128 of the depth: the tokens in two panels of 64, as TMA swizzles them; the words
 // of the weight, a band of 16 rows after the other; and its scales, 64 rows after the other.
@@ -12,14 +12,14 @@
 
 namespace precast {
 
-// The index is that of Mxfp4Choice::tile, which tests know. Measured 2026-11-27 on an H200 with
-// gpt-oss's layers: tiles of 192 and 256 tokens won nowhere but with 128 tokens for each of 128
-// experts (6 %) and with groups of exactly 256 (4 %).
+// The index is that of Mxfp4Choice::tile, which tests know. Tokens are twice as many bytes as their
+// part of the weight where a tile has as many of both as {64, 16}, and L2 has to deliver both: so
+// tiles of few tokens have 128 columns of the weight. Measured 2026-11-27 on an H200 with gpt-oss's
+// layers: tiles of 192 and 256 tokens won nowhere but with 128 tokens for each of 128 experts (6 %)
+// and with groups of exactly 256 (4 %).
 constexpr Sm90TileShape kMxfp4Tiles[] = {
-    {64, 16, true, 3},
-    {64, 32, true, 3},
-    {64, 64, true, 2},
-    {128, 128, true, 1},
+    {128, 8, true, 2}, {128, 16, true, 2},  {64, 32, true, 3},
+    {64, 64, true, 2}, {128, 128, true, 1},
 };
 
 struct Mxfp4Family {
@@ -32,7 +32,7 @@ using Mxfp4Choice = Sm90GemmChoice<Mxfp4Family>;
 // The tokens of a group, on average, up to which each tile but the last is chosen, from the same
 // measurement. A larger tile unpacks its weight for more tokens, but multiplies more that no group
 // has.
-constexpr int kMxfp4MostTokens[Mxfp4Family::kTiles - 1] = {10, 24, 48};
+constexpr int kMxfp4MostTokens[Mxfp4Family::kTiles - 1] = {6, 10, 24, 48};
 
 constexpr Mxfp4Choice choose_mxfp4_gemm(int tokens) {
   int tile = 0;
@@ -46,6 +46,8 @@ template <int kRowsOf, int kColumnsOf, int kCtas>
 struct Mxfp4Tile : Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas> {
   using Base = Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas>;
   static constexpr int kBuffers = 0;
+  // wgmma takes as long for 8 and 16 tokens as for 32, mma does not.
+  static constexpr bool kUsesMma = kColumnsOf <= 16;
   static constexpr int kPanelDepth = 64, kPanels = kMxfp4Depth / kPanelDepth;
   static constexpr int kPanelBytes = kColumnsOf * Base::kRowBytes;
   static constexpr int kTokenBytes = kPanels * kPanelBytes;

@@ -30,7 +30,7 @@ from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
 #: The tiles of the kernels for Hopper: ``kMxfp4Tiles`` of ``gemm/sm90/mxfp4_tile.cuh``.
-SM90_TILES = 4
+SM90_TILES = 5
 
 
 def _write_mxfp4(
