@@ -54,13 +54,16 @@ template <typename Tile, typename Params = Sm90GemmParams>
 class GemmScheduler {
  public:
   __device__ __forceinline__ explicit GemmScheduler(const Params& params)
-      : params_(params), p_(params.p), unit_(cluster_id()) {}
+      : params_(params), p_(params.p), unit_(cluster_id()) {
+    // A search reads 32 groups, and then perhaps the next ones.
+    if (has_sizes_on_device()) prefetch_groups_to_l1(p_);
+  }
 
   // Finds the next tile, and returns whether there is one.
   __device__ __forceinline__ bool next(GemmTile& tile) {
     for (;;) {
       int in_group, begin = 0, count = p_.tokens, token_units = params_.token_units;
-      if (p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges) {
+      if (has_sizes_on_device()) {
         int group;
         if (!find_group(group, in_group, begin, count)) return false;
         token_units = units_of(count);
@@ -85,6 +88,10 @@ class GemmScheduler {
   }
 
  private:
+  __device__ __forceinline__ bool has_sizes_on_device() const {
+    return p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges;
+  }
+
   __device__ __forceinline__ int tokens_of_unit() const {
     return params_.use == ClusterUse::shares_b ? 2 * Tile::kTokens : Tile::kTokens;
   }
