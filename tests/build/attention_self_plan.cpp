@@ -41,8 +41,9 @@ Batch random_batch() {
   shape.window_left = pick(0, 2) == 0 ? pick_of({0, 1, 63, 64, 1000, 0x7fffffff}) : -1;
   p.lengths.q_len_per_req = pick(1, kDecodeBlockM / shape.group_size);
   p.lengths.page_size = pick_of({1, 3, 16, 64});
-  const int step = pick_of({0, 1, 40, 1000});
-  const int most = pick_of({1, 70, 1000, 100000}), same = pick(0, 3) == 0 ? pick(0, most) : -1;
+  const int step = pick_of({0, 1, 40, 1000, 3000000});
+  const int most = pick_of({1, 70, 1000, 100000, 1 << 26}),
+            same = pick(0, 3) == 0 ? pick(0, most) : -1;
   for (int i = 0; i <= shape.batch; ++i) batch.kv_indptr.push_back(i * step);
   for (int i = 0; i < shape.batch; ++i) {
     const int kind = pick(0, 40);
@@ -89,8 +90,8 @@ int check(int number, const Batch& batch) {
   for (int cta = 0; cta < shape.ctas; ++cta) {
     TileScheduler planned({plan.ints.data(), shape}, cta);
     SelfPlannedScheduler found(shape, batch.params.lengths, cta,
-                               find_tile_start(shape, partition, costs.data(), cta),
-                               find_tile_start(shape, partition, costs.data(), cta + 1));
+                               find_tile_start(shape, totals, costs.data(), cta),
+                               find_tile_start(shape, totals, costs.data(), cta + 1));
     while (true) {
       WorkTile want = {}, got = {};
       const bool more = planned.get_next_work(want);

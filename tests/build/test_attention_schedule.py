@@ -65,8 +65,8 @@ BROKEN = {
     "the entries that are not swizzled": ("entry_idx += num_swizzled;", ""),
     "the swizzle": ("is_even && shape.block_m > kDecodeBlockM", "false"),
     "the balance of stream-K": (
-        "return cta >= ctas ? total_cost : total_cost * cta / ctas;",
-        "return cta < ctas / 2 ? 0 : total_cost;",
+        "return Cost(cta) >= ctas ? total_cost : total_cost * cta / ctas;",
+        "return Cost(cta) < ctas / 2 ? 0 : total_cost;",
     ),
     "the balance of whole tiles": ("ctas - 1 - place)", "place)"),
 }
@@ -101,7 +101,7 @@ def test_limits(tmp_path: Path) -> None:
 # Each change removes one of the checks that keep garbage from doing harm.
 LOST = {
     "the shape": ("return fits & (differ == 0);", "return fits;"),
-    "the split workspace": ("header.num_partials <= max_partials;", "true;"),
+    "the split workspace": ("fits = num_partials <= max_partials;", "fits = true;"),
     "the end": (
         "ends_here ? at_.n_block >= end_n_block_ : is_past_end()",
         "ends_here && at_.n_block == end_n_block_",

@@ -28,8 +28,12 @@ def test_random_batches(tmp_path: Path) -> None:
 BROKEN = {
     "the splits of a tile": ("start.boundary = boundary;", ""),
     "the end of a tile": ("boundary.n_block == n_blocks) {\n    ++start.tile;", "false) {"),
-    "the head": ("cost / head_cost", "(cost + 1) / head_cost"),
-    "the request": ("before + costs[middle] <= cost", "before + costs[middle] < cost"),
+    "the head": (
+        "int32_t head = static_cast<int32_t>(cost",
+        "int32_t head = static_cast<int32_t>((cost + 1)",
+    ),
+    "the request": ("costs[middle]) <= cost", "costs[middle]) < cost"),
+    "costs of 64 bits": ("int64_t(1) << 32", "int64_t(1) << 40"),
     "ragged queries": ("p.lengths.qo_indptr == nullptr && ", ""),
     "the rows of a tile": ("rows > 0 && rows <= p.shape.block_m", "rows > 0"),
     "the split workspace": (" && p.max_partials >= 2 * int64_t(p.shape.ctas)", ""),

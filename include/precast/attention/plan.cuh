@@ -82,15 +82,17 @@ PRECAST_HOST_DEVICE inline int32_t num_stream_k_ctas(const ScheduleShape& shape,
                                                      const TileTotals& totals) {
   const int64_t tiles = int64_t(totals.num_tiles) * shape.heads, ctas = shape.ctas;
   if (tiles == 0 || totals.max_cost * totals.num_tiles != totals.cost) return shape.ctas;
-  const int64_t share = totals.cost * shape.heads / ctas;
-  if (share > kLargeShare) return shape.ctas;
+  // Shares are compared by products: every CTA may do this before it starts.
+  const int64_t cost = totals.cost * shape.heads;
+  if (cost >= (kLargeShare + 1) * ctas) return shape.ctas;
   if (tiles > ctas) {
-    const int64_t tiles_per_cta = (tiles + ctas - 1) / ctas, even = tiles / tiles_per_cta;
+    const int32_t tiles_per_cta = quotient(tiles + ctas - 1, shape.ctas);
+    const int64_t even = quotient(tiles, tiles_per_cta);
     return even * tiles_per_cta == tiles && even * 8 >= ctas * 7 ? min_int32(even, ctas)
                                                                  : shape.ctas;
   }
-  const int64_t splits = ctas / tiles;
-  const bool halve = splits > kManySplits && share <= int64_t(2) * shape.group_size;
+  const int64_t splits = quotient(ctas, static_cast<int32_t>(tiles));
+  const bool halve = splits > kManySplits && cost < (2 * int64_t(shape.group_size) + 1) * ctas;
   if (halve) return min_int32(splits / 2 * tiles, ctas);
   return splits * tiles * 8 >= ctas * 7 ? min_int32(splits * tiles, ctas) : shape.ctas;
 }

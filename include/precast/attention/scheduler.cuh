@@ -94,30 +94,33 @@ PRECAST_HOST_DEVICE constexpr int64_t tile_cost(KvRange range) {
 
 // -- Stream-K -------------------------------------------------------------------------------------
 
-// Equal shares of the total cost, one for each CTA.
-struct StreamKPartition {
-  int64_t total_cost;
-  int64_t ctas;       // CTAs that get a share
+// Equal shares of the total cost, one for each CTA. `Cost` holds the total cost times the CTAs and
+// one more: it is uint32_t where that suffices and many divisions would take too long.
+template <typename Cost>
+struct StreamKPartitionOf {
+  Cost total_cost;
+  Cost ctas;          // CTAs that get a share
   int32_t tile_cost;  // the constant cost of a tile in it
 
-  PRECAST_HOST_DEVICE constexpr StreamKPartition(int64_t cost, int32_t max_ctas,
-                                                 int32_t cost_of_tile = kTileCost)
+  PRECAST_HOST_DEVICE constexpr StreamKPartitionOf(Cost cost, int32_t max_ctas,
+                                                   int32_t cost_of_tile = kTileCost)
       : total_cost(cost),
-        ctas(cost / kMinCtaCost < max_ctas ? cost / kMinCtaCost : max_ctas),
+        ctas(cost / kMinCtaCost < Cost(max_ctas) ? cost / kMinCtaCost : Cost(max_ctas)),
         tile_cost(cost_of_tile) {
     if (ctas < 1) ctas = 1;
   }
 
   // The cost at which the share of a CTA begins.
-  PRECAST_HOST_DEVICE constexpr int64_t begin_of(int32_t cta) const {
-    return cta >= ctas ? total_cost : total_cost * cta / ctas;
+  PRECAST_HOST_DEVICE constexpr Cost begin_of(int32_t cta) const {
+    return Cost(cta) >= ctas ? total_cost : total_cost * cta / ctas;
   }
 
   // The first CTA whose share begins at or after `cost`.
-  PRECAST_HOST_DEVICE constexpr int32_t first_cta_at(int64_t cost) const {
+  PRECAST_HOST_DEVICE constexpr int32_t first_cta_at(Cost cost) const {
     return static_cast<int32_t>((cost * ctas + total_cost - 1) / total_cost);
   }
 };
+using StreamKPartition = StreamKPartitionOf<int64_t>;
 
 // Where a share begins inside a tile: before n_block, which is 0 at the tile's begin and the number
 // of its blocks at the tile's end.
@@ -128,13 +131,14 @@ struct TileBoundary {
 
 // `cost_before`: cost of all tiles before this one; `cost`: where the share begins, inside the
 // tile.
-PRECAST_HOST_DEVICE constexpr TileBoundary find_boundary(const StreamKPartition& partition,
-                                                         int64_t cost_before, int32_t n_blocks,
-                                                         int64_t cost) {
+template <typename Cost>
+PRECAST_HOST_DEVICE constexpr TileBoundary find_boundary(const StreamKPartitionOf<Cost>& partition,
+                                                         Cost cost_before, int32_t n_blocks,
+                                                         Cost cost) {
   // A boundary is rounded to the next block: after `from` it is behind the first block, after
   // `until` it is the tile's end.
-  const int64_t from = cost_before + partition.tile_cost + kBlockCost / 2;
-  const int64_t until = from + (int64_t(n_blocks) - 1) * kBlockCost;
+  const Cost from = cost_before + partition.tile_cost + kBlockCost / 2;
+  const Cost until = from + (Cost(n_blocks) - 1) * kBlockCost;
   if (cost < from) return {0, 0, 1};
   const int32_t first = partition.first_cta_at(from);
   return {static_cast<int32_t>((cost - from) / kBlockCost) + 1, first - 1,

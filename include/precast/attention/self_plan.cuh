@@ -41,23 +41,24 @@ struct TileStart {
 };
 
 // `costs` [batch + 1]: the cost of the tiles of one head before that of each request.
+template <typename Cost>
 PRECAST_HOST_DEVICE inline TileStart find_tile_start(const ScheduleShape& shape,
-                                                     const StreamKPartition& partition,
+                                                     const StreamKPartitionOf<Cost>& partition,
                                                      const int64_t* costs, int32_t cta) {
   TileStart start = {shape.heads * shape.batch, {0, 0, 1}};
-  const int64_t cost = partition.begin_of(cta);
+  const Cost cost = partition.begin_of(cta);
   if (cost >= partition.total_cost) return start;
-  const int64_t head_cost = costs[shape.batch];
+  const Cost head_cost = costs[shape.batch];
   const int32_t head = static_cast<int32_t>(cost / head_cost);
-  const int64_t before = head * head_cost;
+  const Cost before = head * head_cost;
   int32_t low = 0, high = shape.batch;  // finds the last request that begins by `cost`
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (before + costs[middle] <= cost ? low : high) = middle;
+    (before + Cost(costs[middle]) <= cost ? low : high) = middle;
   }
   const int32_t n_blocks =
       static_cast<int32_t>(costs[low + 1] - costs[low] - kTileCost) / kBlockCost;
-  const TileBoundary boundary = find_boundary(partition, before + costs[low], n_blocks, cost);
+  const TileBoundary boundary = find_boundary(partition, Cost(before + costs[low]), n_blocks, cost);
   start.tile = head * shape.batch + low;
   if (boundary.n_block > 0 && boundary.n_block == n_blocks) {
     ++start.tile;
@@ -65,6 +66,19 @@ PRECAST_HOST_DEVICE inline TileStart find_tile_start(const ScheduleShape& shape,
     start.boundary = boundary;
   }
   return start;
+}
+
+// The same from the totals of the batch. Why in 32 bits where they suffice: the GPU has no divide
+// instruction, six divisions follow one another, and a CTA that starts late waits for them.
+PRECAST_HOST_DEVICE inline TileStart find_tile_start(const ScheduleShape& shape,
+                                                     const TileTotals& totals, const int64_t* costs,
+                                                     int32_t cta) {
+  const int64_t cost = totals.cost * shape.heads;
+  const int32_t ctas = num_stream_k_ctas(shape, totals);
+  if (cost * (ctas + 1) < (int64_t(1) << 32)) {
+    return find_tile_start(shape, StreamKPartitionOf<uint32_t>(cost, ctas), costs, cta);
+  }
+  return find_tile_start(shape, StreamKPartition(cost, ctas), costs, cta);
 }
 
 // Iterates over the work tiles of a CTA as TileScheduler does. One thread of the CTA calls it.
@@ -180,31 +194,31 @@ __device__ __forceinline__ SelfPlannedScheduler plan_cta(const AttentionParams& 
     const PlannedRequest request = scratch.request(at, p.lengths.q_len_per_req);
     costs[at + 1] = tile_cost(kv_range_of_request(shape, request));
   }
-  __syncthreads();
+  if (batch > 32) __syncthreads();  // All others are the first warp's own.
   TileStart start = {};
   if (threadIdx.x < 32) {
     TileTotals totals;
     totals.num_requests = totals.num_tiles = shape.batch;
     for (uint32_t base = 0; base < batch; base += 32) {
-      const uint32_t i = base + threadIdx.x;
-      const int64_t cost = i < batch ? costs[i + 1] : 0;
-      int64_t sum = cost;
+      const uint32_t i = base + threadIdx.x, count = min(batch - base, 32u);
+      // 32 of the longest requests fit 32 bits.
+      static_assert(int64_t(kMaxKvLen) / kKvBlockSize * kBlockCost + kTileCost < 0xffffffffll / 32);
+      const uint32_t cost = i < batch ? static_cast<uint32_t>(costs[i + 1]) : 0;
+      uint32_t sum = cost;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
-        const int64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
+        if (distance >= count) break;
+        const uint32_t other = __shfl_up_sync(0xffffffffu, sum, distance);
         if (threadIdx.x >= distance) sum += other;
       }
       if (i < batch) costs[i + 1] = totals.cost + sum;
-      totals.cost += __shfl_sync(0xffffffffu, sum, 31);
-      const int64_t longest = __reduce_max_sync(0xffffffffu, static_cast<int32_t>(cost));
+      totals.cost += __shfl_sync(0xffffffffu, sum, count - 1);
+      const int64_t longest = __reduce_max_sync(0xffffffffu, cost);
       if (longest > totals.max_cost) totals.max_cost = longest;
     }
     if (threadIdx.x == 0) costs[0] = 0;
     __syncwarp();
-    const StreamKPartition partition(totals.cost * shape.heads, num_stream_k_ctas(shape, totals));
-    if (threadIdx.x < 2) {
-      start = find_tile_start(shape, partition, costs, blockIdx.x + threadIdx.x);
-    }
+    if (threadIdx.x < 2) start = find_tile_start(shape, totals, costs, blockIdx.x + threadIdx.x);
     __syncwarp();
   }
   TileStart end;
