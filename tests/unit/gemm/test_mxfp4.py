@@ -180,7 +180,7 @@ class TestProducts:
             ({"b_scale": scales.mT}, "b_scale must be contiguous"),
             ({"m_indptr": ints(0, 3)}, r"m_indptr must have shape \[4\]"),
             ({"backend": "cudnn"}, "backend must be one of 'auto', 'mma'"),
-            ({"tactic": -2}, "tactic must be -1 or a tile below 5"),
+            ({"tactic": -2}, "tactic must be -1 or a tile below 4"),
             ({"out_dtype": torch.int8}, "out_dtype must be one of"),
         ):
             with pytest.raises(ValueError, match=f"^grouped_mm_mxfp4: {words}"):
