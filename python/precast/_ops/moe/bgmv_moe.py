@@ -196,7 +196,7 @@ def _check_call(
     output_dim: int | None,
 ) -> int:
     """Raise for what later launches would refuse; return the columns of the output."""
-    if not lora_a_weights or len(lora_a_weights) != len(lora_b_weights):
+    if len(lora_a_weights) == 0 or len(lora_a_weights) != len(lora_b_weights):
         raise ValueError(
             f"{_NAME}: lora_a_weights and lora_b_weights must have as many tensors, at least one, "
             f"got {len(lora_a_weights)} and {len(lora_b_weights)}"

@@ -195,10 +195,10 @@ def bgmv_moe_expand(
     -----
     Matrices are ``[size of the slice, rank]``. Sums are float32, over the pairs of a token in their
     order, by one thread: equal arguments give equal bits, and a token's sum does not depend on
-    other tokens. Rows and pairs without weights are neither read nor written: NaN there reaches nothing.
-    One launch for up to 1024 pairs, otherwise two and scratch memory of 128 bytes for each token; a
-    token with more than 31 pairs is slow. Allocates only that; safe in CUDA graphs, which may be
-    replayed with other tables, experts and adapters; not differentiable.
+    other tokens. Rows and pairs without weights are neither read nor written: NaN there reaches
+    nothing. One launch for up to 1024 pairs, otherwise two and scratch memory of 128 bytes for each
+    token; a token with more than 31 pairs is slow. Allocates only that; safe in CUDA graphs, which
+    may be replayed with other tables, experts and adapters; not differentiable.
 
     Examples
     --------
