@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import types
 from collections.abc import Callable, Iterator
 
 from precast._base.torch import torch
@@ -102,26 +103,16 @@ def add_up(
     y.index_add_(0, sorted_token_ids[exists], terms)
 
 
-class _DeviceMemory:
-    """Memory of a GPU by its address, as :func:`torch.as_tensor` takes it."""
-
-    def __init__(self, address: int, count: int) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (address, False),
-            "shape": (count,),
-            "typestr": "<i2",
-            "version": 3,
-        }
-
-
 def matrix_at(address: int, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
     """The matrix at an address, of the 16-bit dtype and on the device of ``like``."""
     count = rows * columns
     if like.is_cuda:
-        numbers = torch.as_tensor(_DeviceMemory(address, count), device=like.device)
+        where = {"data": (address, False), "shape": (count,), "typestr": "<i2", "version": 3}
+        memory = types.SimpleNamespace(__cuda_array_interface__=where)
+        numbers = torch.as_tensor(memory, device=like.device)
         return numbers.view(like.dtype).view(rows, columns)
-    memory = (ctypes.c_int16 * count).from_address(address)
-    return torch.frombuffer(memory, dtype=like.dtype).view(rows, columns)
+    numbers = (ctypes.c_int16 * count).from_address(address)
+    return torch.frombuffer(numbers, dtype=like.dtype).view(rows, columns)
 
 
 def find_in_table(

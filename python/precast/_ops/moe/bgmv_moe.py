@@ -239,7 +239,7 @@ def _fill(made: dict[str, Any]) -> None:
         ("lora_indices", len(made["lora_a_weights"][0])),
     ):
         numbers = torch.arange(len(made[name]), device=made[name].device)
-        made[name].copy_(numbers * 7 % (size + 1) - int(name == "lora_indices"))
+        made[name].copy_(numbers * 11 % (size + 1) - int(name == "lora_indices"))
 
 
 def _template(slices: int) -> TraceTemplate:

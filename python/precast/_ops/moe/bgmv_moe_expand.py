@@ -13,6 +13,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._op.validation import check_contiguous, check_elements_apart
 from precast._ops.moe._lora import (
+    PAIRS,
     add_up,
     check_rank_of,
     check_rows_of,
@@ -145,7 +146,7 @@ _EXPAND = Export(
     )
 )
 @op("bgmv_moe")
-@documented(TABLE)
+@documented(TABLE, PAIRS)
 def bgmv_moe_expand(
     y: torch.Tensor,
     x: torch.Tensor,

@@ -24,8 +24,7 @@ from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 #: What the functions say of their tables.
-TABLE = (
-    """
+TABLE = """
 Parameters
 ----------
 w_ptr : torch.Tensor
@@ -37,8 +36,6 @@ w_ptr : torch.Tensor
 lora_stride : int
     Elements from the matrix of an adapter to that of the next, a multiple of 8.
 """
-    + PAIRS
-)
 
 
 def bgmv_moe_shrink_reference(
@@ -128,7 +125,7 @@ _SHRINK = Export(
     )
 )
 @launches(_SHRINK)
-@documented(TABLE)
+@documented(TABLE, PAIRS)
 def bgmv_moe_shrink(
     y: torch.Tensor,
     x: torch.Tensor,
