@@ -41,7 +41,13 @@ def bgmv_moe_expand_reference(
     lora_stride: int,
     finalize: bool = True,
 ) -> torch.Tensor:
-    """:func:`bgmv_moe_expand` in plain PyTorch on any device, out of place: float32."""
+    """:func:`bgmv_moe_expand` in plain PyTorch on any device, out of place: float32.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, columns]``, float32: what the function writes to ``y``.
+    """
     result, pairs = y.clone(), (sorted_token_ids, expert_ids, lora_indices)
     starts = slice_start_loc.tolist()
     for i, (start, size) in enumerate(zip(starts, output_slices)):

@@ -48,7 +48,13 @@ def bgmv_moe_shrink_reference(
     lora_stride: int,
     per_pair_input: bool = False,
 ) -> torch.Tensor:
-    """:func:`bgmv_moe_shrink` in plain PyTorch on any device, out of place: float32."""
+    """:func:`bgmv_moe_shrink` in plain PyTorch on any device, out of place: float32.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[slices, pairs, rank]``, of the dtype of ``y``: what the function writes to ``y``.
+    """
     result = y.clone()
     find = find_in_table(w_ptr, lora_stride, y.shape[2], x.shape[1], x)
     pairs = sorted_token_ids, expert_ids, lora_indices
