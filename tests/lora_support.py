@@ -24,10 +24,10 @@ class Lora:
 
     @property
     def count(self) -> int:
-        return self.a[0].shape[1]
+        return int(self.a[0].shape[1])
 
     @property
-    def pairs(self) -> tuple[torch.Tensor, ...]:
+    def pairs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.tokens, self.experts, self.loras
 
     def run(self, output_dim: int | None = None) -> torch.Tensor:

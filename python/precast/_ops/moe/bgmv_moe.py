@@ -430,7 +430,7 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
     expert = torch.arange(num_experts, dtype=torch.int64, device=w_ptr.device)
     step = weights.stride(1) * weights.element_size()
     w_ptr[slice_id, :num_experts] = expert * step + weights.data_ptr()
-    return weights.stride(0)
+    return int(weights.stride(0))
 
 
 @precast_api
