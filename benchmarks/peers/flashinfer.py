@@ -18,6 +18,8 @@ BLACKWELL_ONLY |= {"trtllm_batch_context_with_kv_cache"}
 BLACKWELL_ONLY |= {"gated_residual_rmsnorm", "gated_residual_next_rmsnorm"}
 #: Functions that wait for the GPU, or copy to the CPU, so that no CUDA graph can hold them.
 NOT_IN_GRAPHS = {"segment_packbits", "mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float"}
+#: It copies from memory of the host that is not pinned, which no capture allows.
+NOT_IN_GRAPHS |= {"bgmv_moe"}
 #: A wrapper whose replays compute nothing: they take 4 to 9 us, however long a prefill is.
 NOT_IN_GRAPHS |= {"PODWithPagedKVCacheWrapper"}
 #: Routines of which this is true for all calls: their plans copy lengths to the host.
@@ -28,6 +30,7 @@ MODULES = {
     "trtllm_batch_context_with_kv_cache": "prefill",
     "fused_topk_deepseek": "fused_moe",
     "hash_topk": "fused_moe",
+    "bgmv_moe": "fused_moe",
     "fused_qk_rmsnorm_rope": "norm",
     "tinygemm_bf16": "gemm",
     "mm_M1_16_K7168_N128": "gemm",

@@ -112,6 +112,9 @@ from precast._ops.mla.decode import (
 from precast._ops.mla.wrapper import (
     BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper,
 )
+from precast._ops.moe.bgmv_moe import bgmv_moe as bgmv_moe
+from precast._ops.moe.bgmv_moe_expand import bgmv_moe_expand as bgmv_moe_expand
+from precast._ops.moe.bgmv_moe_shrink import bgmv_moe_shrink as bgmv_moe_shrink
 from precast._ops.moe.cutlass_fused_moe import cutlass_fused_moe as cutlass_fused_moe
 from precast._ops.moe.cutlass_fused_moe import (
     cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size,

@@ -2,13 +2,16 @@
 """Mixture of experts: which experts a token goes to, with what weights, and what they compute.
 
 :func:`moe_activation` stands between the two grouped products of FP8 experts, :func:`moe_finalize`
-behind the second one.
+behind the second one. :func:`bgmv_moe` computes what low-rank adapters (LoRA) add.
 """
 
 from __future__ import annotations
 
 from precast._ops.moe._activation_reference import moe_activation_reference
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
+from precast._ops.moe.bgmv_moe import bgmv_moe, bgmv_moe_reference, fill_w_ptr, has_bgmv_moe
+from precast._ops.moe.bgmv_moe_expand import bgmv_moe_expand, bgmv_moe_expand_reference
+from precast._ops.moe.bgmv_moe_shrink import bgmv_moe_shrink, bgmv_moe_shrink_reference
 from precast._ops.moe.cutlass_fused_moe import (
     cutlass_fused_moe,
     cutlass_fused_moe_workspace_size,
@@ -33,11 +36,19 @@ from precast._ops.moe.moe_permute import (
 from precast._ops.moe.moe_sort import moe_sort, moe_sort_reference
 
 __all__ = [
+    "bgmv_moe",
+    "bgmv_moe_expand",
+    "bgmv_moe_expand_reference",
+    "bgmv_moe_reference",
+    "bgmv_moe_shrink",
+    "bgmv_moe_shrink_reference",
     "cutlass_fused_moe",
     "cutlass_fused_moe_reference",
     "cutlass_fused_moe_workspace_size",
+    "fill_w_ptr",
     "fused_topk_deepseek",
     "fused_topk_deepseek_reference",
+    "has_bgmv_moe",
     "hash_topk",
     "hash_topk_reference",
     "interleave_moe_scales_for_sm90_mixed_gemm",

@@ -99,7 +99,7 @@ class Tensor(NamedTuple):
     description : str
         A text for readers of the definition.
     item : int, optional
-        The position in the tuple, if the parameter or the attribute is a tuple of tensors. The
+        The position, if the parameter or the attribute is a tuple or a list of tensors. The
         reference then gets a tuple, by the name of the parameter, or of the attribute without
         underscores in front.
     """
@@ -113,7 +113,9 @@ class Tensor(NamedTuple):
 
     def of(self, value: Any) -> Any:
         """The tensor in the value of its parameter; any other value is returned unchanged."""
-        in_tuple = isinstance(value, tuple) and self.item is not None and self.item < len(value)
+        in_tuple = (
+            isinstance(value, tuple | list) and self.item is not None and self.item < len(value)
+        )
         return value[self.item] if in_tuple else value
 
 

@@ -10,7 +10,7 @@ import inspect
 import symtable
 import textwrap
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from precast._base.torch import torch as lazy_torch
@@ -20,6 +20,7 @@ def self_contained(
     reference: Callable[..., Any],
     inputs: Mapping[str, str],
     fixed: Mapping[str, object] | None = None,
+    tuples: Container[str] = (),
 ) -> str:
     """Python source that defines ``run``, which takes ``inputs`` in order.
 
@@ -35,6 +36,8 @@ def self_contained(
         the same one are passed as a tuple.
     fixed : mapping of str to object
         Literals for further parameters of the reference.
+    tuples : container of str
+        Parameters of ``run`` that are passed in a tuple even if they are alone.
 
     Raises
     ------
@@ -44,7 +47,7 @@ def self_contained(
     names: dict[str, list[str]] = {}
     for name, param in inputs.items():
         names.setdefault(param, []).append(name)
-    values = {param: _tuple(several) for param, several in names.items()}
+    values = {param: _value(several, several[0] in tuples) for param, several in names.items()}
     values.update({param: repr(value) for param, value in (fixed or {}).items()})
     passed = ", ".join(f"{param}={value}" for param, value in values.items())
     return (
@@ -55,8 +58,10 @@ def self_contained(
     )
 
 
-def _tuple(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+def _value(names: Sequence[str], is_tuple: bool) -> str:
+    if len(names) > 1:
+        return f"({', '.join(names)})"
+    return f"({names[0]},)" if is_tuple else names[0]
 
 
 @functools.cache

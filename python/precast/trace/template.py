@@ -271,6 +271,7 @@ class TraceTemplate:
             shape = spread(spec.axes, reading.spans) if isinstance(spec, Tensor) else None
             return _described({"shape": shape, "dtype": dtype}, spec)
 
+        items = [name for name, spec in self.input_tensors().items() if spec.item is not None]
         return {
             "name": self.name(reading),
             "description": self.description,
@@ -289,7 +290,9 @@ class TraceTemplate:
                 name: described(spec, spec.dtype or dtypes[str(spec.dtype_from)])
                 for name, spec in self.outputs.items()
             },
-            "reference": self_contained(self.reference, self.reference_params(), self.of_reference),
+            "reference": self_contained(
+                self.reference, self.reference_params(), self.of_reference, items
+            ),
         }
 
 

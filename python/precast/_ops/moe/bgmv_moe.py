@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters in a mixture of experts: both products, and the tables of addresses.
+
+Source: Chen et al., Punica: Multi-Tenant LoRA Serving, arXiv:2310.18547, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.docs import documented
+from precast._op.export import Export, op
+from precast._op.validation import check_contiguous, check_elements_apart
+from precast._ops.moe._lora import (
+    PAIRS,
+    VECTOR,
+    add_up,
+    check_rank_of,
+    check_rows_of,
+    check_token_pairs,
+    check_weights,
+    expanded,
+    find_in,
+    new_token_pairs,
+    shrink,
+)
+from precast._ops.moe._rows import check_matrix
+from precast.api_logging import precast_api
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.registry import by_form
+
+_NAME = "bgmv_moe"
+
+
+def bgmv_moe_reference(
+    x: torch.Tensor,
+    lora_a_weights: Sequence[torch.Tensor],
+    lora_b_weights: Sequence[torch.Tensor],
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_indices: torch.Tensor,
+    topk_weights: torch.Tensor,
+    num_experts: int,
+    output_dim: int | None = None,
+) -> torch.Tensor:
+    """:func:`bgmv_moe` in plain PyTorch on any device: float32, rounded between the products."""
+    columns = sum(b.shape[2] for b in lora_b_weights) if output_dim is None else output_dim
+    out = x.new_zeros(len(lora_indices), columns)
+    first = 0
+    for a, b in zip(lora_a_weights, lora_b_weights):
+        of_a, of_b = a[:, :num_experts], b[:, :num_experts]
+        shrunk = x.new_zeros(len(sorted_token_ids), a.shape[2])
+        _write_down(x, of_a, sorted_token_ids, expert_ids, lora_indices, shrunk)
+        _write_up(
+            *(shrunk, of_b, sorted_token_ids, expert_ids, topk_weights, lora_indices, out, first)
+        )
+        first += b.shape[2]
+    return out
+
+
+def _write_down(
+    x: torch.Tensor,
+    lora_a_weights: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_indices: torch.Tensor,
+    y: torch.Tensor,
+) -> None:
+    pairs = sorted_token_ids, expert_ids, lora_indices
+    shrink(y[None], x, find_in(lora_a_weights), pairs, False, accumulates=False)
+
+
+def _write_up(
+    shrunk: torch.Tensor,
+    lora_b_weights: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    lora_indices: torch.Tensor,
+    out: torch.Tensor,
+    first_column: int,
+) -> None:
+    pairs, features = (sorted_token_ids, expert_ids, lora_indices), lora_b_weights.shape[2]
+    product, exists = expanded(shrunk[None], 0, find_in(lora_b_weights), pairs, features)
+    sums = shrunk.new_zeros(len(out), features, dtype=torch.float32)
+    add_up(sums, product, exists, sorted_token_ids, topk_weights)
+    out[:, first_column : first_column + features] = sums.to(out.dtype)
+
+
+def _check_down(
+    export: str,
+    x: torch.Tensor,
+    lora_a_weights: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_indices: torch.Tensor,
+    y: torch.Tensor,
+) -> None:
+    check_matrix(export, "x", x, VECTOR)
+    check_weights(export, "lora_a_weights", lora_a_weights)
+    check_rank_of(export, "lora_a_weights", lora_a_weights, lora_a_weights.shape[2])
+    check_contiguous(
+        export,
+        sorted_token_ids=sorted_token_ids,
+        expert_ids=expert_ids,
+        lora_indices=lora_indices,
+        y=y,
+    )
+    check_rows_of(export, "x", x, len(lora_indices), "tokens")
+
+
+def _check_up(
+    export: str,
+    shrunk: torch.Tensor,
+    lora_b_weights: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    lora_indices: torch.Tensor,
+    out: torch.Tensor,
+    first_column: int,
+    token_pairs: torch.Tensor | None,
+) -> None:
+    check_contiguous(export, shrunk=shrunk)
+    check_weights(export, "lora_b_weights", lora_b_weights)
+    check_rank_of(export, "lora_b_weights", lora_b_weights, lora_b_weights.shape[3])
+    check_contiguous(
+        export,
+        sorted_token_ids=sorted_token_ids,
+        expert_ids=expert_ids,
+        lora_indices=lora_indices,
+        topk_weights=topk_weights,
+    )
+    if out.shape[1] > 1 and out.stride(1) != 1:
+        raise ValueError(
+            f"{export}: out must have stride 1 in its last dimension, got strides "
+            f"{[*out.stride()]}; call .contiguous()"
+        )
+    check_elements_apart(export, "out", out)
+    most = out.shape[1] - lora_b_weights.shape[2]
+    if not 0 <= first_column <= most:
+        raise ValueError(f"{export}: first_column must be from 0 to {most}, got {first_column}")
+    check_token_pairs(export, token_pairs, len(lora_indices))
+
+
+_DOWN = Export(
+    "bgmv_moe",
+    "bgmv_moe_down",
+    "x:T=bf16|f16[rows,hidden] lora_a_weights:T[loras,experts,rank,hidden] "
+    "sorted_token_ids:i64[pairs] expert_ids:i64[pairs] lora_indices:i64[tokens] y!:T[pairs,rank] "
+    "enable_pdl:pdl_on",
+    check=_check_down,
+    write=_write_down,
+    derived={"lora_a_weights": lambda lora_a_weights: [lora_a_weights]},
+    function=_NAME,
+    traced=False,
+)
+_UP = Export(
+    "bgmv_moe",
+    "bgmv_moe_up",
+    "shrunk:T=bf16|f16[pairs,rank] lora_b_weights:T[loras,experts,features,rank] "
+    "sorted_token_ids:i64[pairs] expert_ids:i64[pairs] topk_weights:f32[pairs] "
+    "lora_indices:i64[tokens] out!:T[tokens,columns] first_column:size "
+    "token_pairs!?:i32[tokens,entries] enable_pdl:pdl_on",
+    check=_check_up,
+    write=_write_up,
+    derived={"lora_b_weights": lambda lora_b_weights: [lora_b_weights]},
+    function=_NAME,
+    traced=False,
+)
+
+
+def _check_tensor(
+    name: str, t: torch.Tensor, x: torch.Tensor, dtype: torch.dtype, shape: Sequence[int | str]
+) -> None:
+    """Raise unless a tensor has a dtype, a shape, whose words stand for any size, and a device."""
+    if t.dtype is not dtype:
+        raise ValueError(f"{_NAME}: {name} must be {dtype}, got {t.dtype}")
+    fits = t.dim() == len(shape)
+    if not fits or any(isinstance(n, int) and n != size for n, size in zip(shape, t.shape)):
+        text = ", ".join(map(str, shape))
+        raise ValueError(f"{_NAME}: {name} must have shape [{text}], got {[*t.shape]}")
+    if t.device != x.device:
+        raise ValueError(f"{_NAME}: {name} must be on {x.device} as x, got {t.device}")
+
+
+def _check_call(
+    x: torch.Tensor,
+    lora_a_weights: Sequence[torch.Tensor],
+    lora_b_weights: Sequence[torch.Tensor],
+    topk_weights: torch.Tensor,
+    pairs: int,
+    num_experts: int,
+    output_dim: int | None,
+) -> int:
+    """Raise for what later launches would refuse; return the columns of the output."""
+    if len(lora_a_weights) == 0 or len(lora_a_weights) != len(lora_b_weights):
+        raise ValueError(
+            f"{_NAME}: lora_a_weights and lora_b_weights must have as many tensors, at least one, "
+            f"got {len(lora_a_weights)} and {len(lora_b_weights)}"
+        )
+    if x.dim() != 2:
+        raise ValueError(f"{_NAME}: x must have 2 dimensions, got shape {[*x.shape]}")
+    hidden = x.shape[1]
+    for i, (a, b) in enumerate(zip(lora_a_weights, lora_b_weights)):
+        of_a, of_b = f"lora_a_weights[{i}]", f"lora_b_weights[{i}]"
+        _check_tensor(of_a, a, x, x.dtype, ("adapters", "experts", "rank", hidden))
+        loras, experts, rank = a.shape[:3]
+        _check_tensor(of_b, b, x, x.dtype, (loras, experts, "columns", rank))
+        check_rank_of(_NAME, of_a, a, rank)
+        check_weights(_NAME, of_a, a)
+        check_weights(_NAME, of_b, b)
+        if not 0 <= num_experts <= experts:
+            raise ValueError(
+                f"{_NAME}: num_experts must be from 0 to the {experts} experts of {of_a}, got "
+                f"{num_experts}"
+            )
+    _check_tensor("topk_weights", topk_weights, x, torch.float32, (pairs,))
+    check_contiguous(_NAME, topk_weights=topk_weights)
+    least = sum(b.shape[2] for b in lora_b_weights)
+    if output_dim is not None and output_dim < least:
+        raise ValueError(
+            f"{_NAME}: output_dim must be at least {least}, the columns of lora_b_weights, got "
+            f"{output_dim}"
+        )
+    return least if output_dim is None else output_dim
+
+
+def _slices(lora_a_weights: Sequence[torch.Tensor], **others: object) -> int:
+    return len(lora_a_weights)
+
+
+def _fill(made: dict[str, Any]) -> None:
+    for name, size in (
+        ("sorted_token_ids", len(made["x"])),
+        ("expert_ids", made["num_experts"]),
+        ("lora_indices", len(made["lora_a_weights"][0])),
+    ):
+        numbers = torch.arange(len(made[name]), device=made[name].device)
+        made[name].copy_(numbers * 11 % (size + 1) - int(name == "lora_indices"))
+
+
+def _template(slices: int) -> TraceTemplate:
+    axes: dict[str, Var | Const] = {
+        "num_tokens": Var(sample=6),
+        "hidden_size": Const("h", multiple=8),
+        "num_loras": Const("l", sample=3),
+        "num_local_experts": Const("e", param="num_experts", sample=4),
+    }
+    inputs: dict[str, Tensor | Scalar] = {"x": Tensor(["num_tokens", "hidden_size"])}
+    for i in range(slices):
+        axes[f"rank_{i}"] = Const("r", multiple=8)
+        axes[f"columns_{i}"] = Const("c", multiple=1)
+    for letter, shape in (("a", ("rank_{}", "hidden_size")), ("b", ("columns_{}", "rank_{}"))):
+        for i in range(slices):
+            own = [axis.format(i) for axis in shape]
+            inputs[f"lora_{letter}_{i}"] = Tensor(
+                ["num_loras", "num_local_experts", *own], param=f"lora_{letter}_weights", item=i
+            )
+    axes["num_pairs"] = Var(sample=11)
+    axes["num_columns"] = Const("", value=" + ".join(f"columns_{i}" for i in range(slices)))
+    for name in ("sorted_token_ids", "expert_ids"):
+        inputs[name] = Tensor(["num_pairs"], dtype="int64")
+    inputs["lora_indices"] = Tensor(["num_tokens"], dtype="int64")
+    inputs["topk_weights"] = Tensor(["num_pairs"], dtype="float32")
+    inputs["num_experts"] = Scalar("int64", sample=4)
+    return TraceTemplate(
+        op_type="bgmv_moe",
+        name_prefix=f"bgmv_moe_{slices}",
+        description="Computes what low-rank adapters add to a mixture of experts.",
+        axes=axes,
+        inputs=inputs,
+        outputs={"output": Tensor(["num_tokens", "num_columns"], dtype_from="x")},
+        reference=bgmv_moe_reference,
+        tags=["moe", "lora"],
+        fill=_fill,
+    )
+
+
+@precast_api(trace=by_form(_slices, _template, [1, 2]))
+@op("bgmv_moe")
+@documented(PAIRS)
+def bgmv_moe(
+    x: torch.Tensor,
+    lora_a_weights: Sequence[torch.Tensor],
+    lora_b_weights: Sequence[torch.Tensor],
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    lora_indices: torch.Tensor,
+    topk_weights: torch.Tensor,
+    num_experts: int,
+    output_dim: int | None = None,
+) -> torch.Tensor:
+    r"""Compute what the low-rank adapters of tokens add to a mixture of experts.
+
+    .. math::
+
+        out_{t,\,s} = \mathrm{round}\left(\sum_{p: t_p = t} topk\_weights_p \, B_{s,l,e} \,
+        \mathrm{round}(A_{s,l,e}\,x_t)\right), \quad t_p = sorted\_token\_ids_p, \quad
+        e = expert\_ids_p, \quad l = lora\_indices_t
+
+    The columns of the slices :math:`s`, such as gate and up projection, stand side by side.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[tokens, hidden]``, bfloat16 or float16, on a CUDA device; ``hidden`` is a multiple of 8,
+        the last dimension has stride 1, rows start at multiples of 16 bytes.
+    lora_a_weights : sequence of torch.Tensor
+        For each slice :math:`A`, ``[adapters, experts, rank, hidden]``, of the dtype of ``x``.
+        Matrices are contiguous and start at multiples of 16 bytes; the rank is a multiple of 8.
+    lora_b_weights : sequence of torch.Tensor
+        For each slice :math:`B`, ``[adapters, experts, columns, rank]``, in the same way. An
+        adapter that a slice does not have adds nothing there.
+    topk_weights : torch.Tensor
+        ``[pairs]``, float32, contiguous: the weight of each pair.
+    num_experts : int
+        How many experts of the weights are used, from the first.
+    output_dim : int, optional
+        The columns of the result; those behind the slices are zero. Default: those of the slices.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[tokens, output_dim]``, of the dtype of ``x``. Tokens without an adapter are zeros.
+
+    Notes
+    -----
+    Sums are float32, over the pairs of a token in their order: equal arguments give equal bits, and
+    a token's sum does not depend on other tokens. The rows of pairs without weights are not read:
+    NaN there reaches nothing. Two launches for each slice, and a third one and scratch memory of
+    128 bytes for each token with more than 1024 pairs; allocates that, the result, and ``[pairs,
+    rank]`` between the products; nothing is copied from the host; safe in CUDA graphs, whichever
+    experts and adapters are chosen; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> a, b = torch.ones(1, 2, 8, 8).half(), torch.ones(1, 2, 3, 8).half()
+    >>> tokens, experts = torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])
+    >>> weights = torch.tensor([0.5, 0.25, 1.0])
+    >>> with precast.reference_mode():
+    ...     precast.fused_moe.bgmv_moe(
+    ...         torch.ones(2, 8).half(), [a], [b], tokens, experts, torch.tensor([0, -1]), weights,
+    ...         num_experts=2)
+    tensor([[48., 48., 48.],
+            [ 0.,  0.,  0.]], dtype=torch.float16)
+    """
+    pairs, tokens = sorted_token_ids.shape[0], lora_indices.shape[0]
+    columns = _check_call(
+        x, lora_a_weights, lora_b_weights, topk_weights, pairs, num_experts, output_dim
+    )
+    written = sum(b.shape[2] for b in lora_b_weights)
+    out = x.new_empty(tokens, columns) if written == columns else x.new_zeros(tokens, columns)
+    first = 0
+    for a, b in zip(lora_a_weights, lora_b_weights):
+        shrunk = x.new_empty(pairs, a.shape[2])
+        many = new_token_pairs(sorted_token_ids, tokens)
+        of_a, of_b = a[:, :num_experts], b[:, :num_experts]
+        _DOWN.launch(x, of_a, sorted_token_ids, expert_ids, lora_indices, shrunk)
+        _UP.launch(
+            *(shrunk, of_b, sorted_token_ids, expert_ids, topk_weights, lora_indices),
+            *(out, first, many),
+        )
+        first += b.shape[2]
+    return out
+
+
+@precast_api
+def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, slice_id: int) -> int:
+    """Write the addresses of the matrices of a slice to a table, and return their distance.
+
+    Parameters
+    ----------
+    w_ptr : torch.Tensor
+        ``[slices, experts]``, int64, on the device of ``weights``: the table. The first
+        ``num_experts`` elements of row ``slice_id`` are overwritten.
+    weights : torch.Tensor
+        ``[adapters, experts, a, b]``, bfloat16 or float16; ``[a, b]`` is contiguous. The table
+        points into its memory, which must live as long.
+    num_experts : int
+        How many experts are written, from the first.
+    slice_id : int
+        The slice.
+
+    Returns
+    -------
+    int
+        Elements from the matrix of an adapter to that of the next: ``lora_stride``.
+
+    Raises
+    ------
+    ValueError
+        A table that is not int64, or has no such slice or not so many experts; weights that are not
+        4-D, have fewer experts, are on another device, or whose matrices are not contiguous.
+
+    Notes
+    -----
+    Nothing is copied from the host. A CUDA graph that captures it keeps the addresses.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> table = torch.zeros(1, 2, dtype=torch.int64)
+    >>> weights = torch.zeros(3, 2, 8, 16).half()
+    >>> precast.fused_moe.fill_w_ptr(table, weights, 2, 0)
+    256
+    >>> (table - weights.data_ptr()).tolist()
+    [[0, 256]]
+    """
+    name = "fill_w_ptr"
+    if w_ptr.dtype is not torch.int64 or w_ptr.dim() != 2:
+        raise ValueError(
+            f"{name}: w_ptr must be int64 [slices, experts], got {w_ptr.dtype} {[*w_ptr.shape]}"
+        )
+    if weights.dim() != 4:
+        raise ValueError(f"{name}: weights must have 4 dimensions, got shape {[*weights.shape]}")
+    if weights.device != w_ptr.device:
+        raise ValueError(
+            f"{name}: weights must be on {w_ptr.device} as w_ptr, got {weights.device}"
+        )
+    check_weights(name, "weights", weights)
+    most = min(w_ptr.shape[1], weights.shape[1])
+    if not 0 <= num_experts <= most:
+        raise ValueError(f"{name}: num_experts must be from 0 to {most}, got {num_experts}")
+    if not 0 <= slice_id < w_ptr.shape[0]:
+        raise ValueError(f"{name}: slice_id must be from 0 to {w_ptr.shape[0] - 1}, got {slice_id}")
+    expert = torch.arange(num_experts, dtype=torch.int64, device=w_ptr.device)
+    step = weights.stride(1) * weights.element_size()
+    w_ptr[slice_id, :num_experts] = expert * step + weights.data_ptr()
+    return int(weights.stride(0))
+
+
+@precast_api
+def has_bgmv_moe() -> bool:
+    """Return whether the current GPU has kernels of :func:`bgmv_moe`.
+
+    Returns
+    -------
+    bool
+        False without a GPU.
+
+    Examples
+    --------
+    >>> import precast
+    >>> isinstance(precast.fused_moe.has_bgmv_moe(), bool)
+    True
+    """
+    if not torch.cuda.is_available():
+        return False
+    major, minor = torch.cuda.get_device_capability()
+    return bool(bgmv_moe.is_compute_capability_supported(10 * major + minor))
