@@ -2,7 +2,6 @@
 // What the device reads of groups of tokens: where they begin, and which weight they have.
 #pragma once
 
-#include "precast/core/prefetch.cuh"
 #include "precast/gemm/gemm_params.cuh"
 
 namespace precast {
@@ -20,21 +19,6 @@ __device__ __forceinline__ int group_number(const GemmParams& p, const void* num
 }
 __device__ __forceinline__ int group_number(const GemmParams& p, int i) {
   return group_number(p, p.group_info, i);
-}
-
-__device__ __forceinline__ int group_number_bytes(const Fp8GemmParams&) { return 4; }
-__device__ __forceinline__ int group_number_bytes(const GemmParams& p) {
-  return p.info_is_int64 ? 8 : 4;
-}
-
-// Brings what says the groups into L1, as far as 32 lines hold it. All lanes of a warp call it,
-// behind the wait for the previous grid.
-template <typename Params>
-__device__ __forceinline__ void prefetch_groups_to_l1(const Params& p) {
-  const int offset = threadIdx.x % 32 * 128;
-  if (offset < p.groups * group_number_bytes(p)) {
-    prefetch_to_l1(static_cast<const char*>(static_cast<const void*>(p.group_info)) + offset);
-  }
 }
 
 // The weight of a group, or a number that is none.

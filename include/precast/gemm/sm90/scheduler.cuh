@@ -54,16 +54,13 @@ template <typename Tile, typename Params = Sm90GemmParams>
 class GemmScheduler {
  public:
   __device__ __forceinline__ explicit GemmScheduler(const Params& params)
-      : params_(params), p_(params.p), unit_(cluster_id()) {
-    // A search reads 32 groups, and then perhaps the next ones.
-    if (has_sizes_on_device()) prefetch_groups_to_l1(p_);
-  }
+      : params_(params), p_(params.p), unit_(cluster_id()) {}
 
   // Finds the next tile, and returns whether there is one.
   __device__ __forceinline__ bool next(GemmTile& tile) {
     for (;;) {
       int in_group, begin = 0, count = p_.tokens, token_units = params_.token_units;
-      if (has_sizes_on_device()) {
+      if (p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges) {
         int group;
         if (!find_group(group, in_group, begin, count)) return false;
         token_units = units_of(count);
@@ -88,10 +85,6 @@ class GemmScheduler {
   }
 
  private:
-  __device__ __forceinline__ bool has_sizes_on_device() const {
-    return p_.kind == TokenGroups::counted || p_.kind == TokenGroups::ranges;
-  }
-
   __device__ __forceinline__ int tokens_of_unit() const {
     return params_.use == ClusterUse::shares_b ? 2 * Tile::kTokens : Tile::kTokens;
   }
