@@ -32,7 +32,8 @@ class Fp8GemmEpilogue {
   static constexpr bool kHasBuffer = !kIsFloat && Tile::kWarpBufferBytes > 0;
   // Columns of the tile that are written together, and a lane's pairs of neighbours in them.
   static constexpr int kGroup = Tile::kSwapped ? 16 : 32;
-  static constexpr int kPairs = kGroup / 4, kGroups = Tile::kColumns / kGroup;
+  static constexpr int kPairs = kGroup / 4;
+  static constexpr int kGroups = (Tile::kColumns + kGroup - 1) / kGroup;
   using Pairs = float2[kPairs];
   // Whether neighbours change places where CTAs exchange sums. Why: the four registers of a store
   // decide where sums are that are not accumulators. So each is in another bank than the
@@ -109,30 +110,32 @@ class Fp8GemmEpilogue {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int at = 2 * (kPairs * group + i);
-      pairs[i] = make_float2(sums[at], sums[at + 1]);
+      pairs[i] = float2();  // A tile of 8 tokens has half a group.
+      if (at < Tile::kColumns / 2) pairs[i] = make_float2(sums[at], sums[at + 1]);
     }
   }
 
   // The sums of a group of columns over all CTAs; `first` is where this lane's begin.
   __device__ __forceinline__ void take_sums_of_cluster(uint32_t first, Pairs& pairs) const {
+    constexpr int kQuads = (Tile::kColumns < kGroup ? Tile::kColumns : kGroup) / 8;
     const int ctas = params_.cluster_ctas;
 #pragma unroll
     for (float2& pair : pairs) pair = make_float2(0.0f, 0.0f);
     // Two CTAs at once, because each read takes hundreds of clocks; a cluster has an even number.
 #pragma unroll 1
     for (int rank = 0; rank < ctas; rank += 2) {
-      float4 parts[2][kPairs / 2];
+      float4 parts[2][kQuads];
 #pragma unroll
       for (int cta = 0; cta < 2; ++cta) {
 #pragma unroll
-        for (int i = 0; i < kPairs / 2; ++i) {
+        for (int i = 0; i < kQuads; ++i) {
           parts[cta][i] = load_quad(first + i * Tile::kThreads * 16, rank + cta);
         }
       }
 #pragma unroll
       for (int cta = 0; cta < 2; ++cta) {
 #pragma unroll
-        for (int i = 0; i < kPairs / 2; ++i) {
+        for (int i = 0; i < kQuads; ++i) {
           const float4 x = parts[cta][i];
           pairs[2 * i].x += kFlip ? x.y : x.x;
           pairs[2 * i].y += kFlip ? x.x : x.y;
@@ -267,6 +270,7 @@ class Fp8GemmEpilogue {
     if constexpr (kIsFloat) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // eight tokens, and eight columns
+        if (16 * group + i / 2 * 8 >= Tile::kColumns) break;
         const int token = tile_.token + 16 * group + i / 2 * 8 + 2 * q;
         const int column = tile_.column + row_ + i % 2 * 8;
         const float2 x = pairs[i];
@@ -282,8 +286,10 @@ class Fp8GemmEpilogue {
         const float2 x = pairs[i];
         words[i] = transpose_8x8(pack_pair(T(), x.x, x.y));
       }
-      const int token = tile_.token + 16 * group + q / 2 * 8 + lane / 4;
-      write_words(words, token, has_token(token), tile_.column + row_ - lane / 4 + q % 2 * 8);
+      const int in_tile = 16 * group + q / 2 * 8 + lane / 4, token = tile_.token + in_tile;
+      const bool exists =
+          (Tile::kColumns % 16 == 0 || in_tile < Tile::kColumns) && has_token(token);
+      write_words(words, token, exists, tile_.column + row_ - lane / 4 + q % 2 * 8);
     }
   }
 

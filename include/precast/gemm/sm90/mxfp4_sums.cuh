@@ -61,40 +61,53 @@ class Mxfp4Sums {
   }
 
  private:
-  // Each warp multiplies its 16 rows by itself; nothing is left to wait for.
+  // Each warp multiplies its 16 rows by itself; nothing is left to wait for. All of a stage is
+  // loaded before the first product, and four sums of eight tokens grow side by side, because with
+  // one token for each expert a CTA has one tile and its time is that of a stage times their
+  // number.
   __device__ __forceinline__ void multiply_by_mma(State& at, Acc& acc) const {
+    constexpr int kEights = Tile::kColumns / 8, kChains = 4 / kEights, kPairs = kParts;
+    float sums[kChains][kEights][4] = {};
     bool is_full = false;
 #pragma unroll 1
     for (int left = uniform(blocks_); left > 0; --left) {
       if (!is_full) stages_.wait_full(at, "a full stage");
       const uint32_t stage = at.stage * Tile::kStageBytes;
       const uint32_t low = load_word(scales_ + stage), high = load_word(scales_ + stage + 128);
+      uint2 words[kPairs];
+      uint32_t b[kPairs][kEights][4];
 #pragma unroll
-      for (int part = 0; part < 2 * kParts; part += 2) {  // and the next one
-        const uint32_t half = stage + part / kParts * Tile::kPanelBytes;
-        uint32_t b[Tile::kColumns / 8][4];
+      for (int pair = 0; pair < kPairs; ++pair) {
+        constexpr int kInHalf = kPairs / 2;
+        const int half = pair / kInHalf, in_half = pair % kInHalf;
+        words[pair] = load_words(words_ + stage + half * kMxfp4BandBytes + in_half * 8);
 #pragma unroll
-        for (int i = 0; i < Tile::kColumns / 8; ++i) {
-          ldmatrix_x4(b[i], (tokens_ ^ part % kParts * 32) + half + i * 8 * Tile::kRowBytes);
+        for (int i = 0; i < kEights; ++i) {
+          ldmatrix_x4(b[pair][i], (tokens_ ^ in_half * 64) + stage + half * Tile::kPanelBytes +
+                                      i * 8 * Tile::kRowBytes);
         }
-        const uint2 words =
-            load_words(words_ + stage + part / kParts * kMxfp4BandBytes + part % kParts * 4);
-        uint32_t a[2][4];
-        unpack_mxfp4(words.x, mxfp4_factor(low, part / 2), mxfp4_factor(high, part / 2), a[0]);
-        unpack_mxfp4(words.y, mxfp4_factor(low, part / 2), mxfp4_factor(high, part / 2), a[1]);
+      }
 #pragma unroll
-        for (int i = 0; i < Tile::kColumns / 8; ++i) {
-          float c[4] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
-          mma_m16n8k16<bf16>(c, a[0], b[i][0], b[i][1]);
-          mma_m16n8k16<bf16>(c, a[1], b[i][2], b[i][3]);
+      for (int part = 0; part < 2 * kPairs; ++part) {
+        const int pair = part / 2, odd = part % 2;
+        uint32_t a[4];
+        unpack_mxfp4(odd ? words[pair].y : words[pair].x, mxfp4_factor(low, pair),
+                     mxfp4_factor(high, pair), a);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) acc[4 * i + j] = c[j];
+        for (int i = 0; i < kEights; ++i) {
+          mma_m16n8k16<bf16>(sums[part % kChains][i], a, b[pair][i][2 * odd],
+                             b[pair][i][2 * odd + 1]);
         }
       }
       __syncwarp();
       mbarrier_arrive_in_cta_if(&stages_.empty[at.stage], releases_in_);
       at.advance();
       is_full = mbarrier_test_parity(&stages_.full[at.stage], at.parity);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kColumns / 4; ++i) {
+#pragma unroll
+      for (int chain = 0; chain < kChains; ++chain) acc[i] += sums[chain][i / 4][i % 4];
     }
   }
 
