@@ -35,7 +35,8 @@ class Mxfp4Sums {
       : stages_(stages),
         blocks_(DepthRange(params).count()),
         first_place_(uniform((base & 0x3ffff) >> 4)),
-        releases_in_(cta_to_release(params.use)) {
+        releases_in_(cta_to_release(params.use)),
+        zero_(kept(static_cast<int>(params.use) >> 4)) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
     constexpr int kBands = kMxfp4Columns / kMxfp4BandColumns;  // of a block of scales
     tokens_ = base + lane % 8 * Tile::kRowBytes + (lane / 8 ^ lane % 8) * 16;
@@ -99,8 +100,18 @@ class Mxfp4Sums {
                              b[pair][i][2 * odd + 1]);
         }
       }
+      // The GPU may arrive before its loads have answered, unless the barrier's address depends on
+      // what they read; and a producer may write the stage at once.
+      uint32_t read = low & high;
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        read &= words[pair].x;
+#pragma unroll
+        for (int i = 0; i < kEights; ++i) read &= b[pair][i][0];
+      }
       __syncwarp();
-      mbarrier_arrive_in_cta_if(&stages_.empty[at.stage], releases_in_);
+      mbarrier_arrive_in_cta_if(&stages_.empty[at.stage], releases_in_,
+                                static_cast<int>(read) & zero_);
       at.advance();
       is_full = mbarrier_test_parity(&stages_.full[at.stage], at.parity);
     }
@@ -176,6 +187,7 @@ class Mxfp4Sums {
   const int blocks_;                  // of the depth, in a tile
   const uint32_t first_place_;        // of the stages, in units of 16 bytes
   const int releases_in_;             // a CTA of the cluster
+  const int zero_;                    // zero, which the compiler does not know
   uint32_t tokens_, words_, scales_;  // shared addresses of this lane's, in the first stage
   State state_;
 };
