@@ -72,6 +72,8 @@ struct KvRange {
 // The tokens that at least one row of a tile attends to.
 PRECAST_HOST_DEVICE constexpr KvRange kv_range_of_tile(const ScheduleShape& shape, int32_t q_len,
                                                        int32_t kv_len, int32_t m_block) {
+  // All of them, without a division, as in most decodes: a CTA finds its work thread by thread.
+  if (shape.window_left < 0 && (q_len == 1 || !shape.causal)) return {0, kv_len > 0 ? kv_len : 0};
   const int64_t first_row = int64_t(m_block) * shape.block_m;
   const int64_t end_row = first_row + shape.block_m;
   const int64_t rows = int64_t(q_len) * shape.group_size;
