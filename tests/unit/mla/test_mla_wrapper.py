@@ -315,6 +315,23 @@ def test_a_plan_of_the_same_memory_is_the_one_before(monkeypatch: pytest.MonkeyP
     assert torch.equal(wrapper.run(query=q, kv_cache=cache), short.run(query=q, kv_cache=cache))
     assert not torch.equal(long, wrapper.run(query=q, kv_cache=cache))
 
+    # Other lists: of the same sizes, of more pages, of another number of requests.
+    lens, one = torch.tensor([3, 2], dtype=I32), {name: t[:-1] for name, t in BATCH.items()}
+    for lists in ({"kv_len_arr": lens}, {"kv_indices": torch.tensor([3, 0, 2, 1], dtype=I32)}, one):
+        wrapper.plan(**{**kept, **lists})
+        fresh = planned(**{**batch, **lists})
+        tensors = {"query": q[: int(fresh._qo_indptr_buf[-1])], "kv_cache": cache}
+        assert torch.equal(wrapper.run(**tensors), fresh.run(**tensors))
+    for wrong, error, text in (
+        ({"kv_indices": torch.zeros(3, 1, dtype=I32)}, ValueError, "kv_indices must have one dim"),
+        ({"kv_indptr": BATCH["kv_indptr"][:2]}, ValueError, r"kv_indptr must have shape \[3\]"),
+        ({"qo_indptr": None}, ValueError, "a list of pages also needs qo_indptr"),
+        ({"kv_len_arr": [6, 3]}, TypeError, "kv_len_arr must be a torch.Tensor"),
+    ):
+        wrapper.plan(**kept)
+        with pytest.raises(error, match=text):
+            wrapper.plan(**{**kept, **wrong})
+
     gaps = torch.stack([batch["kv_indices"]] * 2, 1).flatten()
     wrapper.plan(**{**kept, "kv_indices": gaps[:3]})
     others: list[dict[str, Any]] = [{name: tensor.clone()} for name, tensor in batch.items()]

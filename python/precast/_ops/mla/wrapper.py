@@ -164,31 +164,40 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                     f"more than kv_len_arr, got {len(named[name])}"
                 )
 
-    def _launches_again(self, given: Any) -> bool:
-        """Launch the latest plan again if this one is the same, but for what the lists hold.
+    def _plans_as_before(self, given: Any) -> bool:
+        """Plan with the options of the latest plan for as many requests, else return False.
 
-        The params block of a plan has addresses and sizes, and the plan keeps what lies there
-        alive; so tensors at the same places are other views of the same memory.
+        What follows from the options is that plan's. So is the params block if the lists lie at the
+        same places: it has addresses and sizes, and the plan keeps what lies there alive, so they
+        are views of the same memory.
         """
         latest = self._latest
         # Without its block, the plan has been changed or forgotten since.
         if latest is None or latest.plan.block is not self._plan.block:
             return False
         plan = latest.plan
-        if given[4:] != latest.options:
-            return False
         if not (
             plan.int_workspace is self._int_workspace_buffer
             and plan.float_workspace is self._float_workspace_buffer
-            and (*map(place, given[:4]),) == latest.places
+            and given[4:] == latest.options
         ):
             return False
+        try:
+            places = (*map(place, given[:4]),)
+        except AttributeError:  # What is no tensor has an error that names it.
+            return False
+        if places != latest.places:
+            tables, count, in_place = tables_of(f"{self._name}.plan", given, self.device)
+            if not in_place or count != plan.shape.batch_size:
+                return False
+            plan = kernels.pack(AttentionPlan(*plan[:3], tables, *plan[4:10]))
+            latest = _Latest(latest.options, places, plan)
         kernels.launch(plan, NO_TABLES)
-        self._plan = plan
+        self._plan, self._latest = plan, latest
         return True
 
     def _plan_mla(self, given: Any) -> None:
-        if self._launches_again(given):
+        if self._plans_as_before(given):
             return
         name = f"{self._name}.plan"
         batch, is_flat_csr = batch_of(name, given)
