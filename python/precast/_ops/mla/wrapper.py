@@ -190,7 +190,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             tables, count, in_place = tables_of(f"{self._name}.plan", given, self.device)
             if not in_place or count != plan.shape.batch_size:
                 return False
-            plan = kernels.pack(AttentionPlan(*plan[:3], tables, *plan[4:10]))
+            plan = kernels.pack(plan._replace(tables=tables, block=None))
             latest = _Latest(latest.options, places, plan)
         kernels.launch(plan, NO_TABLES)
         self._plan, self._latest = plan, latest
