@@ -67,8 +67,12 @@ PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s
   shape.ctas = ctas;
   // A CTA of MLA has all columns of values.
   const int v_splits = s.mla != 0 ? 1 : attention_v_splits(static_cast<int>(s.head_dim_vo));
-  shape.heads = static_cast<int32_t>(s.num_kv_heads * v_splits);
-  shape.group_size = static_cast<int32_t>(s.num_qo_heads / s.num_kv_heads);
+  // Heads of MLA that fill whole tiles are planned as several KV heads, whose keys are the same.
+  // Tiles stand in the order of heads, so CTAs read the same tokens of a request at the same time.
+  const bool fills_tiles = s.mla != 0 && s.sm90 != 0 && s.num_qo_heads % s.block_m == 0;
+  const int64_t kv_heads = fills_tiles ? s.num_qo_heads / s.block_m : s.num_kv_heads;
+  shape.heads = static_cast<int32_t>(kv_heads * v_splits);
+  shape.group_size = static_cast<int32_t>(s.num_qo_heads / kv_heads);
   shape.block_m = static_cast<int32_t>(s.block_m);
   shape.window_left = clamped_window(s.window_left);
   shape.causal = s.causal != 0;

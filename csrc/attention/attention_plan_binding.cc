@@ -265,7 +265,7 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   p.plans_itself = plans_itself;
   p.lengths = b.plan.lengths;
   p.group_size = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
-  p.kv_heads = static_cast<int32_t>(s.num_kv_heads);
+  p.kv_heads = static_cast<int32_t>(s.num_qo_heads / b.plan.shape.group_size);
   p.page_size = FastDivmod(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
   if (s.page_size > 0) {
     const TensorView view = required(op, "kv_indices", kv_indices, "a paged cache");

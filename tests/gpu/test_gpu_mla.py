@@ -279,6 +279,22 @@ def test_lengths_of_a_run_inside_of_a_graph(backend: str, workspace: torch.Tenso
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_plans_of_the_same_memory_follow_what_it_holds(
+    backend: str, workspace: torch.Tensor
+) -> None:
+    case = case_of()
+    batch = make(case, "cuda")
+    wrapper = wrapper_of(case, batch, workspace, backend)
+    block = wrapper._plan.block
+    for kv_lens in ([700, 4000], [699, 2000], [0, 4000], [641, 1]):
+        changed = dataclasses.replace(case, kv_lens=kv_lens)
+        batch.kv_lens.copy_(torch.tensor(kv_lens, dtype=I32))
+        plan(changed, batch, wrapper)
+        assert wrapper._plan.block is block
+        assert problem(changed, run(changed, batch, wrapper), expected(changed, batch)) == ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_waited_for(backend: str, workspace: torch.Tensor) -> None:
     case = case_of()
     batch = make(case, "cuda")

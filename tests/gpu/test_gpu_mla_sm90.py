@@ -136,6 +136,18 @@ def test_maxima_that_grow_and_fall(sign, generator):
     check(batch, call(batch, 64, generator), False)
 
 
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3], ids=str)
+@pytest.mark.parametrize("blocks", range(1, 8))
+def test_a_maximum_that_grows_with_each_block(blocks, kv_dtype, generator):
+    """Sums of one consumer are rescaled by the maximum of the other, in the last pair, too."""
+    batch = Batch([2], [64 * blocks], generator, heads=64, kv_dtype=kv_dtype)
+    # The last tokens are the first block. Maxima of blocks are about 12 apart, in base 2.
+    steps = torch.arange(blocks, 0, -1, device="cuda").repeat_interleave(64).unsqueeze(-1)
+    batch.rows = (batch.rows.float() * steps).to(kv_dtype)
+    batch.query = (batch.query.float() * 2).to(BF16)
+    check(batch, call(batch, 64, generator), False)
+
+
 @pytest.mark.parametrize("page_size", [64, 3])
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_scales_of_tokens(dtype, page_size, generator):

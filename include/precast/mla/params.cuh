@@ -8,8 +8,8 @@
 //   q            q_nope [q_rows, heads, head_dim_ckv]
 //   v            ckv [pages, page_size, head_dim_ckv], which a kernel reads once for both products
 //   k            kpe [pages, page_size, head_dim_kpe]; its data is null if head_dim_kpe is 0
-//   group_size   all heads: a tile is schedule.shape.block_m packed rows (token, head)
-//   kv_heads     1
+//   kv_heads     1, or on sm_90a, where heads fill whole tiles, the number of tiles of a token
+//   group_size   the heads of each: a tile is schedule.shape.block_m packed rows (token, head)
 // and there are no masks but the causal one, no window, no soft cap and no positions.
 #pragma once
 

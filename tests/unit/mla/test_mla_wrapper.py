@@ -15,6 +15,7 @@ from mla_calls import FP8_CALLS
 
 from precast._ops.attention.plan import PlanShape
 from precast._ops.mla import tiles
+from precast._ops.mla import wrapper as mla_wrapper
 from precast.errors import (
     BackendSupportedError,
     PlanMismatchError,
@@ -296,6 +297,61 @@ def test_plans_of_graphs_fill_the_buffers() -> None:
     now = [wrapper._qo_indptr_buf, wrapper._kv_indptr_buf, wrapper._kv_len_arr_buf]
     assert all(a is b for a, b in zip(buffers, now))
     assert torch.equal(wrapper.run(**given), planned(**other).run(**given))
+
+
+def test_a_plan_of_the_same_memory_is_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is with lists on the device, which the host does not read."""
+    monkeypatch.setattr(mla_wrapper, "total_and_longest", lambda bounds, q_len: (-1, q_len))
+    batch = {name: tensor.clone() for name, tensor in BATCH.items()}
+    kept = {**batch, **OPTIONS}
+    wrapper = planned(**batch)
+    first = wrapper._plan.block
+    q, cache = torch.randn(3, 4, 576).bfloat16(), torch.randn(5, 4, 576).bfloat16()
+    long = wrapper.run(query=q, kv_cache=cache)
+    batch["kv_len_arr"][0] = 5
+    wrapper.plan(**{**kept, **{name: tensor.view(-1) for name, tensor in batch.items()}})
+    assert wrapper._plan.block is first
+    short = planned(**{**batch, "kv_len_arr": torch.tensor([5, 3], dtype=I32)})
+    assert torch.equal(wrapper.run(query=q, kv_cache=cache), short.run(query=q, kv_cache=cache))
+    assert not torch.equal(long, wrapper.run(query=q, kv_cache=cache))
+
+    # Other lists: of the same sizes, of more pages, of another number of requests.
+    lens, one = torch.tensor([3, 2], dtype=I32), {name: t[:-1] for name, t in BATCH.items()}
+    for lists in ({"kv_len_arr": lens}, {"kv_indices": torch.tensor([3, 0, 2, 1], dtype=I32)}, one):
+        wrapper.plan(**{**kept, **lists})
+        fresh = planned(**{**batch, **lists})
+        tensors = {"query": q[: int(fresh._qo_indptr_buf[-1])], "kv_cache": cache}
+        assert torch.equal(wrapper.run(**tensors), fresh.run(**tensors))
+    for wrong, error, text in (
+        ({"kv_indices": torch.zeros(3, 1, dtype=I32)}, ValueError, "kv_indices must have one dim"),
+        ({"kv_indptr": BATCH["kv_indptr"][:2]}, ValueError, r"kv_indptr must have shape \[3\]"),
+        ({"qo_indptr": None}, ValueError, "a list of pages also needs qo_indptr"),
+        ({"kv_len_arr": [6, 3]}, TypeError, "kv_len_arr must be a torch.Tensor"),
+    ):
+        wrapper.plan(**kept)
+        with pytest.raises(error, match=text):
+            wrapper.plan(**{**kept, **wrong})
+
+    gaps = torch.stack([batch["kv_indices"]] * 2, 1).flatten()
+    wrapper.plan(**{**kept, "kv_indices": gaps[:3]})
+    others: list[dict[str, Any]] = [{name: tensor.clone()} for name, tensor in batch.items()]
+    others += [{"sm_scale": 0.1}, {"causal": False}, {"lse_mode": "base2"}, {"num_heads": 8}]
+    others += [{"kv_indices": gaps[::2]}, {"page_size": 8}, {"q_data_type": torch.float16}]
+    for changes in others:
+        first = wrapper._plan.block
+        wrapper.plan(
+            **{**kept, "kv_data_type": changes.get("q_data_type", torch.bfloat16), **changes}
+        )
+        assert wrapper._plan.block is not first, changes
+        wrapper.plan(**kept)
+
+    wrapper._sm_scale = 1.0
+    wrapper.plan(**kept)
+    assert wrapper._sm_scale == 0.07
+    for name in ("_int_workspace_buffer", "_float_workspace_buffer"):
+        setattr(wrapper, name, getattr(wrapper, name).clone())
+        wrapper.plan(**kept)
+        assert getattr(wrapper._plan, name[1:-7]) is getattr(wrapper, name)
 
 
 def test_what_graphs_cannot_change_is_refused() -> None:

@@ -39,6 +39,9 @@ __device__ __forceinline__ void prefetch_sinks(const AttentionParams& p) {
   }
 }
 
+// Which share of the work this CTA has.
+__device__ __forceinline__ int32_t share_of_cta(const AttentionParams&) { return blockIdx.x; }
+
 // What finds work tiles and pages, for producers of any KV blocks. Params are AttentionParams or
 // what has more.
 template <typename Tile, typename Storage, typename Params>
@@ -131,7 +134,7 @@ class Sm90WorkProducer {
   }
 
   __device__ __forceinline__ void start_work() {
-    scheduler() = TileScheduler(p_.schedule, blockIdx.x);
+    scheduler() = TileScheduler(p_.schedule, share_of_cta(p_));
     shared_.counters = scheduler().counters();
   }
 

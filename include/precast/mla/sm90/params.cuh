@@ -31,6 +31,22 @@ static_assert(power_of_two_in(48, 64) == 16 && power_of_two_in(7, 64) == 1 &&
                   power_of_two_in(640, 64) == 64,
               "boxes");
 
+#if defined(__CUDACC__)
+
+// Which share of the work this CTA has. The shares of one head stand before those of the next one,
+// whose tokens are the same: so neighbours get the same tokens for all heads. Why: what two SMs of
+// a TPC ask for at about the same time L2 is asked for once.
+__device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
+  const int32_t cta = blockIdx.x, heads = p.schedule.shape.heads;
+  if (heads == 1) return cta;
+  // Whatever is there where no plan is.
+  const int32_t active = reinterpret_cast<const PlanHeader*>(p.schedule.plan)->active_ctas;
+  const int32_t of_head = min(max(active, 0), p.schedule.shape.ctas) / heads;
+  return cta < of_head * heads ? cta % heads * of_head + cta / heads : cta;
+}
+
+#endif
+
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__) && defined(PRECAST_SM)
 
 template <typename Tile>
@@ -57,7 +73,8 @@ cudaError_t encode_params(MlaSm90Params& params, const MlaParams& p) {
                                   int64_t head_stride) {
     TensorMapShape q;
     q.dim(dim, 0, kPanel);
-    q.dim(p.group_size.value, uint64_t(head_stride) * kBytes, params.query_box_rows);
+    q.dim(uint64_t(p.kv_heads) * p.group_size.value, uint64_t(head_stride) * kBytes,
+          params.query_box_rows);
     q.dim(p.q_rows, uint64_t(stride) * kBytes, 1);
     q.dim(1, 0, 1);
     return encode_tensor_map(map, TypeName<Query>::value, data, q);

@@ -8,14 +8,23 @@ of work).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import backends, kernels, validation
+from precast._ops.attention.functional.launch import place
 from precast._ops.attention.lengths import total_and_longest
-from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
+from precast._ops.attention.plan import (
+    NO_TABLES,
+    AttentionPlan,
+    Hints,
+    Model,
+    PlanField,
+    PlanShape,
+    Tables,
+)
 from precast._ops.attention.signature import checked_first, gathers, public_arguments
 from precast._ops.mla import run as running
 from precast._ops.mla import tiles
@@ -41,6 +50,14 @@ class _PlanOptions:
 
     def __init__(self, sm_scale: float) -> None:
         self.sm_scale = sm_scale
+
+
+class _Latest(NamedTuple):
+    """The latest plan of a list of pages on the device, and what it was asked for."""
+
+    options: tuple[Any, ...]  # all arguments but the list
+    places: tuple[Any, ...]  # of the list
+    plan: AttentionPlan
 
 
 @documented(PLAN)
@@ -129,6 +146,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             float_workspace_buffer, "NHD", use_cuda_graph, backend, None, buffers=buffers
         )
         self._contract = Contract()
+        self._latest: _Latest | None = None
         if not use_cuda_graph:
             return
         named: dict[str, Any] = {
@@ -146,7 +164,41 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                     f"more than kv_len_arr, got {len(named[name])}"
                 )
 
+    def _plans_as_before(self, given: Any) -> bool:
+        """Plan with the options of the latest plan for as many requests, else return False.
+
+        What follows from the options is that plan's. So is the params block if the lists lie at the
+        same places: it has addresses and sizes, and the plan keeps what lies there alive, so they
+        are views of the same memory.
+        """
+        latest = self._latest
+        # Without its block, the plan has been changed or forgotten since.
+        if latest is None or latest.plan.block is not self._plan.block:
+            return False
+        plan = latest.plan
+        if not (
+            plan.int_workspace is self._int_workspace_buffer
+            and plan.float_workspace is self._float_workspace_buffer
+            and given[4:] == latest.options
+        ):
+            return False
+        try:
+            places = (*map(place, given[:4]),)
+        except AttributeError:  # What is no tensor has an error that names it.
+            return False
+        if places != latest.places:
+            tables, count, in_place = tables_of(f"{self._name}.plan", given, self.device)
+            if not in_place or count != plan.shape.batch_size:
+                return False
+            plan = kernels.pack(plan._replace(tables=tables, block=None))
+            latest = _Latest(latest.options, places, plan)
+        kernels.launch(plan, NO_TABLES)
+        self._plan, self._latest = plan, latest
+        return True
+
     def _plan_mla(self, given: Any) -> None:
+        if self._plans_as_before(given):
+            return
         name = f"{self._name}.plan"
         batch, is_flat_csr = batch_of(name, given)
         model, contract = checked_options(name, given, is_flat_csr, self._device_index)
@@ -187,6 +239,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             kept = Tables(*(t if t is None else self._on_device(t, True) for t in tables))
         self._launch(_PlanOptions(sm_scale), model, shape, causal, tables, kept, hints)
         self._contract = contract
+        self._latest = None
+        # What is on the host is read by plan(), and buffers of graphs are written.
+        if is_flat_csr and in_place and rows < 0 and not self._use_cuda_graph:
+            self._latest = _Latest(given[4:], (*map(place, given[:4]),), self._plan)
 
     @precast_api
     @gathers(_plan_mla, (*_FLAGS, "max_q_len"))
