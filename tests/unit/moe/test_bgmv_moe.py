@@ -130,6 +130,17 @@ def test_what_is_refused(generator: torch.Generator) -> None:
             bgmv_moe(**{**good, **change})
 
 
+def test_lists_are_lists(generator: torch.Generator) -> None:
+    call = draw(5, 2, 64, (24,), 8, torch.bfloat16, generator)
+    function: Any = bgmv_moe
+    for a, name in ((call.a[0], "Tensor"), (None, "NoneType"), ([None], "list"), ("x", "str")):
+        words = (
+            f"bgmv_moe: lora_a_weights must be a list of tensors, one for each slice, got {name}"
+        )
+        with pytest.raises(TypeError, match=words):
+            function(call.x, a, call.b, *call.pairs, call.weights, 5)
+
+
 def test_slices_of_wrong_sizes_write_nothing(generator: torch.Generator) -> None:
     call = draw(5, 2, 64, (16, 16), 8, torch.bfloat16, generator)
     table, stride = call.tables(call.b)

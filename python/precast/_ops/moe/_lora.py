@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Iterator
 
 from precast._base.torch import torch
-from precast._op.validation import check_contiguous
 
 #: ``kTokenPairsRow``: int32 of scratch for each token, where kernels list its pairs.
 TOKEN_PAIRS_ROW = 32
@@ -186,12 +185,3 @@ def check_weights(export: str, name: str, weights: torch.Tensor) -> None:
             f"{export}: {name} must have contiguous matrices at multiples of 16 bytes, got strides "
             f"{[*weights.stride()]}; call .contiguous()"
         )
-
-
-def check_token_pairs(export: str, token_pairs: torch.Tensor | None, tokens: int) -> None:
-    shape = [tokens, TOKEN_PAIRS_ROW]
-    if token_pairs is not None and list(token_pairs.shape) != shape:
-        raise ValueError(
-            f"{export}: token_pairs must have shape {shape}, got {[*token_pairs.shape]}"
-        )
-    check_contiguous(export, token_pairs=token_pairs)

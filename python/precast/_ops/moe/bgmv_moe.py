@@ -19,7 +19,6 @@ from precast._ops.moe._lora import (
     add_up,
     check_rank_of,
     check_rows_of,
-    check_token_pairs,
     check_weights,
     expanded,
     find_in,
@@ -142,7 +141,7 @@ def _check_up(
     most = out.shape[1] - lora_b_weights.shape[2]
     if not 0 <= first_column <= most:
         raise ValueError(f"{export}: first_column must be from 0 to {most}, got {first_column}")
-    check_token_pairs(export, token_pairs, len(lora_indices))
+    check_contiguous(export, token_pairs=token_pairs)
 
 
 _DOWN = Export(
@@ -163,7 +162,7 @@ _UP = Export(
     "shrunk:T=bf16|f16[pairs,rank] lora_b_weights:T[loras,experts,features,rank] "
     "sorted_token_ids:i64[pairs] expert_ids:i64[pairs] topk_weights:f32[pairs] "
     "lora_indices:i64[tokens] out!:T[tokens,columns] first_column:size "
-    "token_pairs!?:i32[tokens,entries] enable_pdl:pdl_on",
+    "token_pairs!?:i32[tokens,32] enable_pdl:pdl_on",
     check=_check_up,
     write=_write_up,
     derived={"lora_b_weights": lambda lora_b_weights: [lora_b_weights]},
@@ -196,6 +195,13 @@ def _check_call(
     output_dim: int | None,
 ) -> int:
     """Raise for what later launches would refuse; return the columns of the output."""
+    for name, several in (("lora_a_weights", lora_a_weights), ("lora_b_weights", lora_b_weights)):
+        is_list = isinstance(several, Sequence)
+        if not is_list or not all(isinstance(t, torch.Tensor) for t in several):
+            raise TypeError(
+                f"{_NAME}: {name} must be a list of tensors, one for each slice, got "
+                f"{type(several).__name__}"
+            )
     if len(lora_a_weights) == 0 or len(lora_a_weights) != len(lora_b_weights):
         raise ValueError(
             f"{_NAME}: lora_a_weights and lora_b_weights must have as many tensors, at least one, "
