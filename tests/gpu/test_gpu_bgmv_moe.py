@@ -184,6 +184,20 @@ def test_slices_of_different_sizes_and_strides(generator: torch.Generator) -> No
     assert (got[:, 64:] == 0).all()
 
 
+def test_slices_of_different_shapes(generator: torch.Generator) -> None:
+    """Each has launches of its own; two that are alike share them."""
+    one = draw(50, 4, 256, (96, 96), 16, torch.bfloat16, generator)
+    other = draw(50, 4, 256, (40,), 32, torch.bfloat16, generator, adapters=4)
+    weights = [*zip(one.a, one.b), *zip(other.a, other.b)]
+    want = []
+    for a, b in weights:
+        part = Lora(one.x, [a], [b], *one.pairs, one.weights)
+        want.append(part.run())
+    assert torch.equal(one.run(), torch.cat(want[:2], dim=1))
+    one.a, one.b = ([*several] for several in zip(*weights))
+    assert torch.equal(one.run(), torch.cat(want, dim=1))
+
+
 def test_columns_that_are_not_there(generator: torch.Generator) -> None:
     call = draw(6, 2, 64, (24,), 8, torch.bfloat16, generator)
     x = torch.randn(1, 12, 8, device="cuda", generator=generator).bfloat16()
@@ -303,7 +317,9 @@ def test_what_the_whole_refuses(generator: torch.Generator) -> None:
         "num_experts": 5,
     }
     for change, words in (
-        ({"x": call.x.cpu()}, r"lora_a_weights\[0\] must be on cpu as x, got cuda:0"),
+        ({"x": call.x.cpu()}, "x must be a CUDA tensor, got cpu"),
+        ({"lora_a_weights": [call.a[0].cpu()]}, "lora_a_weights must be on cuda:0 as x, got cpu"),
+        ({"lora_b_weights": [call.b[0].half()]}, "lora_b_weights must be bfloat16, got float16"),
         ({"lora_b_weights": []}, "lora_a_weights and lora_b_weights must have as many tensors"),
         ({"num_experts": 6}, r"num_experts must be from 0 to the 5 experts of lora_a_weights\[0\]"),
         ({"output_dim": 23}, "output_dim must be at least 24"),
