@@ -373,15 +373,22 @@ def test_compile(generator: torch.Generator) -> None:
 
 
 def test_a_chain_reads_what_the_kernel_before_wrote(generator: torch.Generator) -> None:
-    """The products follow each other by programmatic dependent launch."""
-    call = draw(512, 4, 1024, (512,), 16, torch.bfloat16, generator)
-    source, want = call.x.clone(), []
-    for factor in (1.0, -1.0, 0.5):
-        precast.scale(source, factor, out=call.x)
-        torch.cuda.synchronize()
-        want.append(call.run())
-        torch.cuda.synchronize()
-    for _ in range(30):
-        for factor, expected in zip((1.0, -1.0, 0.5), want):
-            precast.scale(source, factor, out=call.x)
-            assert torch.equal(call.run(), expected)
+    """The products follow each other by programmatic dependent launch.
+
+    The second one reads the weights of pairs before the first one has ended.
+    """
+    for tokens in (3, 200, 512):
+        call = draw(tokens, 4, 1024, (512, 512), 16, torch.bfloat16, generator)
+        x, weights, want = call.x.clone(), call.weights.clone(), []
+        factors = (1.0, -1.0, 0.5)
+        for factor in factors:
+            precast.scale(x, factor, out=call.x)
+            precast.scale(weights, factor + 2.0, out=call.weights)
+            torch.cuda.synchronize()
+            want.append(call.run())
+            torch.cuda.synchronize()
+        for _ in range(20):
+            for factor, expected in zip(factors, want):
+                precast.scale(x, factor, out=call.x)
+                precast.scale(weights, factor + 2.0, out=call.weights)
+                assert torch.equal(call.run(), expected)
