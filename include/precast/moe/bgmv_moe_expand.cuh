@@ -203,7 +203,8 @@ __global__ __launch_bounds__(kLoraThreads, kExpandCtasPerSm) void BgmvMoeExpandK
   const int64_t begin = blockIdx.y * p.columns_of_cta;
   const int64_t end = min(begin + p.columns_of_cta, p.features);
   if (kOverwrites && p.behind_shrink) {
-    if (fits) prefetch_terms(p, terms, count, begin, end);
+    const uint32_t cta = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (fits && may_overlap_previous_grid(cta)) prefetch_terms(p, terms, count, begin, end);
     wait_on_dependent_grids();
   }
 
