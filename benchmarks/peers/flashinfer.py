@@ -31,6 +31,8 @@ MODULES = {
     "fused_topk_deepseek": "fused_moe",
     "hash_topk": "fused_moe",
     "bgmv_moe": "fused_moe",
+    "bgmv_moe_expand": "fused_moe",
+    "bgmv_moe_shrink": "fused_moe",
     "fused_qk_rmsnorm_rope": "norm",
     "tinygemm_bf16": "gemm",
     "mm_M1_16_K7168_N128": "gemm",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the products of low-rank adapters: with tables of addresses, as engines
-// keep them, and with the weights of one slice as a tensor.
+// keep them, and with the weights of one or two slices as tensors.
 #include <limits>
 
 #include "core/ffi_export.h"
@@ -78,7 +78,7 @@ LoraWeights weights_of(const TensorMatch& match, const Arg& in) {
       << " bytes, got strides " << to_string(t.strides()) << "; call .contiguous()";
   if (t.numel() > 0) match.aligned();
   LoraWeights weights = {};
-  weights.base = data_of(t);
+  weights.bases[0] = data_of(t);
   weights.expert_stride = t.stride(1);
   weights.lora_stride = t.stride(0);
   weights.experts = t.size(1);
@@ -184,93 +184,109 @@ void expand_entry(TensorView y, TensorView x, TensorView w_ptr, TensorView sorte
   launch_on(to, [&](cudaStream_t s) { return bgmv_moe_expand(params, enable_pdl, s); });
 }
 
-// One slice of the whole: to the rank. y is overwritten where pairs have weights.
-void down_entry(TensorView x, TensorView weights, TensorView sorted_token_ids,
-                TensorView expert_ids, TensorView lora_indices, TensorView y, bool enable_pdl) {
-  const TensorMatcher match("bgmv_moe");
-  const TensorMatch from = match(x, "x"), by = match(weights, "lora_a_weights");
-  const TensorMatch tokens = match(sorted_token_ids, "sorted_token_ids");
-  const TensorMatch experts = match(expert_ids, "expert_ids");
-  const TensorMatch loras = match(lora_indices, "lora_indices");
-  const TensorMatch to = match(y, "y");
-  from.cuda().dtype(bgmv_moe_dtype);
-  check_expert_matrix(from, kLoraVector, false);
-  BgmvMoeShrinkParams params = {};
-  params.weights = weights_of(by, from);
-  const int64_t rank = weights.size(2), columns = x.size(1);
-  by.shape({weights.size(0), weights.size(1), rank, columns});
-  check_lora_rank(by, rank);
-  params.pairs = pairs_of(tokens, experts, loras, from);
-  check_lora_rows(from, params.pairs.tokens, "tokens");
-  to.same_device(from).dtype(bgmv_moe_dtype).shape({int64_t(params.pairs.pairs), rank});
-  to.contiguous();
-  check_written({TensorMemory(to)}, {TensorMemory(from), TensorMemory(by), TensorMemory(tokens),
-                                     TensorMemory(experts), TensorMemory(loras)});
-  if (y.numel() == 0) return;
-
-  params.x = data_of(x);
-  params.y = data_of(y);
-  params.x_stride = x.stride(0);
-  params.columns = columns;
-  params.rank = static_cast<int>(rank);
-  params.slices = 1;
-  launch_on(from, [&](cudaStream_t s) { return bgmv_moe_shrink(params, enable_pdl, s); });
+// Adds the weights of a second slice, which have the shape and strides of the first one's.
+void add_slice(const OptionalTensor& more, const TensorMatcher& match, const char* name,
+               const TensorMatch& first, LoraWeights& weights) {
+  const Arg& of = first;
+  weights.bases[1] = match.optional<void>(more, name, [&](const TensorMatch& second) {
+    const Arg& arg = second;
+    second.same_device(of).dtype(bgmv_moe_dtype).shape_of(of);
+    bool fits = true;
+    for (int i = 0; i < 4; ++i) {
+      fits = fits && (of.tensor.size(i) <= 1 || arg.tensor.stride(i) == of.tensor.stride(i));
+    }
+    PRECAST_CHECK(fits, ValueError) << arg.what() << " must have the strides of " << of.name
+                                    << ", got " << to_string(arg.tensor.strides());
+    if (arg.tensor.numel() > 0) second.aligned();
+  });
 }
 
-// The other half: from the rank to columns of out, which are overwritten.
-void up_entry(TensorView shrunk, TensorView weights, TensorView sorted_token_ids,
-              TensorView expert_ids, TensorView topk_weights, TensorView lora_indices,
-              TensorView out, int64_t first_column, OptionalTensor token_pairs, bool enable_pdl) {
+// Both products of one slice, or of two that are alike, with an output that is overwritten.
+void whole_entry(TensorView x, TensorView lora_a_weights, OptionalTensor more_a_weights,
+                 TensorView lora_b_weights, OptionalTensor more_b_weights,
+                 TensorView sorted_token_ids, TensorView expert_ids, TensorView lora_indices,
+                 TensorView topk_weights, int64_t first_column, TensorView shrunk, TensorView out,
+                 OptionalTensor token_pairs, bool enable_pdl) {
   const char* op = "bgmv_moe";
   const TensorMatcher match(op);
-  const TensorMatch from = match(shrunk, "shrunk"), by = match(weights, "lora_b_weights");
+  const TensorMatch from = match(x, "x");
+  const TensorMatch a = match(lora_a_weights, "lora_a_weights");
+  const TensorMatch b = match(lora_b_weights, "lora_b_weights");
   const TensorMatch tokens = match(sorted_token_ids, "sorted_token_ids");
   const TensorMatch experts = match(expert_ids, "expert_ids");
-  const TensorMatch scales = match(topk_weights, "topk_weights");
   const TensorMatch loras = match(lora_indices, "lora_indices");
+  const TensorMatch scales = match(topk_weights, "topk_weights");
+  const TensorMatch middle = match(shrunk, "shrunk");
   const TensorMatch to = match(out, "out");
-  from.cuda().dtype(bgmv_moe_dtype).rank(2, 2).contiguous();
-  const int64_t rank = shrunk.size(1);
-  BgmvMoeExpandParams params = {};
-  params.weights = weights_of(by, from);
-  const int64_t features = weights.size(2);
-  by.shape({weights.size(0), weights.size(1), features, rank});
-  check_lora_rank(by, rank);
-  params.pairs = pairs_of(tokens, experts, loras, from);
-  const int64_t pairs = params.pairs.pairs, rows = params.pairs.tokens;
-  from.shape({pairs, rank});
-  if (shrunk.numel() > 0) from.aligned();
+  from.cuda().dtype(bgmv_moe_dtype);
+  check_expert_matrix(from, kLoraVector, false);
+  BgmvMoeShrinkParams down = {};
+  BgmvMoeExpandParams up = {};
+  down.weights = weights_of(a, from);
+  const int64_t columns = x.size(1), rank = lora_a_weights.size(2);
+  a.shape({lora_a_weights.size(0), lora_a_weights.size(1), rank, columns});
+  check_lora_rank(a, rank);
+  add_slice(more_a_weights, match, "more_a_weights", a, down.weights);
+  up.weights = weights_of(b, from);
+  const int64_t features = lora_b_weights.size(2);
+  b.shape({down.weights.loras, down.weights.experts, features, rank});
+  add_slice(more_b_weights, match, "more_b_weights", b, up.weights);
+  PRECAST_CHECK(more_a_weights.has_value() == more_b_weights.has_value(), ValueError)
+      << op << ": more_b_weights must be given with more_a_weights, and only then";
+  const int64_t slices = more_a_weights.has_value() ? 2 : 1;
+  up.pairs = down.pairs = pairs_of(tokens, experts, loras, from);
+  const int64_t pairs = up.pairs.pairs, rows = up.pairs.tokens;
+  check_lora_rows(from, rows, "tokens");
   scales.same_device(from).dtype(DType::f32).shape({pairs}).contiguous();
+  middle.same_device(from).dtype(bgmv_moe_dtype).shape({slices, pairs, rank}).contiguous();
+  if (shrunk.numel() > 0) middle.aligned();
   to.same_device(from).dtype(bgmv_moe_dtype).rank(2, 2).unit_stride_output().elements_apart();
   to.shape({rows, out.size(1)});
-  PRECAST_CHECK(first_column >= 0 && first_column <= out.size(1) - features, ValueError)
-      << op << ": first_column must be from 0 to " << out.size(1) - features << ", got "
-      << first_column;
-  params.token_pairs = token_pairs_of(op, token_pairs, from, rows);
-  check_written({TensorMemory(to), {op, "token_pairs", token_pairs}},
-                {TensorMemory(from), TensorMemory(by), TensorMemory(tokens), TensorMemory(experts),
-                 TensorMemory(scales), TensorMemory(loras)});
-  if (rows == 0 || features == 0) return;
+  const int64_t most = out.size(1) - slices * features;
+  PRECAST_CHECK(first_column >= 0 && first_column <= most, ValueError)
+      << op << ": first_column must be from 0 to " << most << ", got " << first_column;
+  up.token_pairs = token_pairs_of(op, token_pairs, from, rows);
+  check_written({TensorMemory(middle), TensorMemory(to), {op, "token_pairs", token_pairs}},
+                {TensorMemory(from),
+                 TensorMemory(a),
+                 {op, "more_a_weights", more_a_weights},
+                 TensorMemory(b),
+                 {op, "more_b_weights", more_b_weights},
+                 TensorMemory(tokens),
+                 TensorMemory(experts),
+                 TensorMemory(loras),
+                 TensorMemory(scales)});
 
-  params.x = data_of(shrunk);
-  params.scales = scales.data<const float>();
-  params.y = data_of(out);
-  params.y_stride = out.stride(0);
-  params.columns = out.size(1);
-  params.first_column = first_column;
-  params.features = features;
-  params.rank = static_cast<int>(rank);
-  params.slices = 1;
-  params.overwrites = true;
-  if (pairs == 0) params.token_pairs = nullptr;
-  launch_on(from, [&](cudaStream_t s) { return bgmv_moe_expand(params, enable_pdl, s); });
+  down.x = data_of(x);
+  down.y = data_of(shrunk);
+  down.x_stride = x.stride(0);
+  down.columns = columns;
+  down.rank = up.rank = static_cast<int>(rank);
+  down.slices = up.slices = static_cast<uint32_t>(slices);
+  up.x = data_of(shrunk);
+  up.scales = scales.data<const float>();
+  up.y = data_of(out);
+  up.y_stride = out.stride(0);
+  up.columns = out.size(1);
+  up.first_column = first_column;
+  up.features = features;
+  up.overwrites = true;
+  if (pairs == 0) up.token_pairs = nullptr;
+  up.behind_shrink = shrunk.numel() > 0 && up.token_pairs == nullptr;
+  launch_on(from, [&](cudaStream_t stream) {
+    if (shrunk.numel() > 0) {
+      const cudaError_t error = bgmv_moe_shrink(down, enable_pdl, stream);
+      if (error != cudaSuccess) return error;
+    }
+    if (rows == 0 || features == 0) return cudaSuccess;
+    return bgmv_moe_expand(up, enable_pdl, stream);
+  });
 }
 
 }  // namespace
 
 PRECAST_EXPORT(bgmv_moe_shrink, shrink_entry)
 PRECAST_EXPORT(bgmv_moe_expand, expand_entry)
-PRECAST_EXPORT(bgmv_moe_down, down_entry)
-PRECAST_EXPORT(bgmv_moe_up, up_entry)
+PRECAST_EXPORT(bgmv_moe, whole_entry)
 
 }  // namespace precast

@@ -184,6 +184,20 @@ def test_slices_of_different_sizes_and_strides(generator: torch.Generator) -> No
     assert (got[:, 64:] == 0).all()
 
 
+def test_slices_of_different_shapes(generator: torch.Generator) -> None:
+    """Each has launches of its own; two that are alike share them."""
+    one = draw(50, 4, 256, (96, 96), 16, torch.bfloat16, generator)
+    other = draw(50, 4, 256, (40,), 32, torch.bfloat16, generator, adapters=4)
+    weights = [*zip(one.a, one.b), *zip(other.a, other.b)]
+    want = []
+    for a, b in weights:
+        part = Lora(one.x, [a], [b], *one.pairs, one.weights)
+        want.append(part.run())
+    assert torch.equal(one.run(), torch.cat(want[:2], dim=1))
+    one.a, one.b = ([*several] for several in zip(*weights))
+    assert torch.equal(one.run(), torch.cat(want, dim=1))
+
+
 def test_columns_that_are_not_there(generator: torch.Generator) -> None:
     call = draw(6, 2, 64, (24,), 8, torch.bfloat16, generator)
     x = torch.randn(1, 12, 8, device="cuda", generator=generator).bfloat16()
@@ -303,7 +317,9 @@ def test_what_the_whole_refuses(generator: torch.Generator) -> None:
         "num_experts": 5,
     }
     for change, words in (
-        ({"x": call.x.cpu()}, r"lora_a_weights\[0\] must be on cpu as x, got cuda:0"),
+        ({"x": call.x.cpu()}, "x must be a CUDA tensor, got cpu"),
+        ({"lora_a_weights": [call.a[0].cpu()]}, "lora_a_weights must be on cuda:0 as x, got cpu"),
+        ({"lora_b_weights": [call.b[0].half()]}, "lora_b_weights must be bfloat16, got float16"),
         ({"lora_b_weights": []}, "lora_a_weights and lora_b_weights must have as many tensors"),
         ({"num_experts": 6}, r"num_experts must be from 0 to the 5 experts of lora_a_weights\[0\]"),
         ({"output_dim": 23}, "output_dim must be at least 24"),
@@ -357,15 +373,22 @@ def test_compile(generator: torch.Generator) -> None:
 
 
 def test_a_chain_reads_what_the_kernel_before_wrote(generator: torch.Generator) -> None:
-    """The products follow each other by programmatic dependent launch."""
-    call = draw(512, 4, 1024, (512,), 16, torch.bfloat16, generator)
-    source, want = call.x.clone(), []
-    for factor in (1.0, -1.0, 0.5):
-        precast.scale(source, factor, out=call.x)
-        torch.cuda.synchronize()
-        want.append(call.run())
-        torch.cuda.synchronize()
-    for _ in range(30):
-        for factor, expected in zip((1.0, -1.0, 0.5), want):
-            precast.scale(source, factor, out=call.x)
-            assert torch.equal(call.run(), expected)
+    """The products follow each other by programmatic dependent launch.
+
+    The second one reads the weights of pairs before the first one has ended.
+    """
+    for tokens in (3, 200, 512):
+        call = draw(tokens, 4, 1024, (512, 512), 16, torch.bfloat16, generator)
+        x, weights, want = call.x.clone(), call.weights.clone(), []
+        factors = (1.0, -1.0, 0.5)
+        for factor in factors:
+            precast.scale(x, factor, out=call.x)
+            precast.scale(weights, factor + 2.0, out=call.weights)
+            torch.cuda.synchronize()
+            want.append(call.run())
+            torch.cuda.synchronize()
+        for _ in range(20):
+            for factor, expected in zip(factors, want):
+                precast.scale(x, factor, out=call.x)
+                precast.scale(weights, factor + 2.0, out=call.weights)
+                assert torch.equal(call.run(), expected)

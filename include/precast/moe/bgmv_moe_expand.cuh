@@ -17,6 +17,8 @@
 //          token_pairs, or by reading all of sorted_token_ids. A column has as many lanes as a row
 //          of B has vectors; loads of four pairs, or of four columns, are in flight at once.
 // Traffic  reads B once for each pair, which is nearly all of it
+// Overlap  behind BgmvMoeShrinkKernel, which lets it start when all that comes before both has
+//          ended, it looks up its pairs and brings B to L2 before it waits for x
 // Order    the pairs of a token are sorted, and one thread adds them up: equal arguments give equal
 //          bits, whatever the grid, and whichever other tokens there are. A token with more pairs
 //          than fit in a list goes through sorted_token_ids in parts, for each of its columns.
@@ -40,7 +42,7 @@ struct BgmvMoeExpandParams {
   LoraWeights weights;    // B
   const void* x;          // [slices, pairs, rank]
   const float* scales;    // [pairs], the weights of the routing
-  const int64_t* starts;  // [slices], or null: first_column
+  const int64_t* starts;  // [slices], or null: side by side from first_column
   int32_t* token_pairs;   // [tokens, kTokenPairsRow], zero at first, or null
   void* y;                // [rows, columns]
   int64_t y_stride;       // of rows, in elements
@@ -51,8 +53,9 @@ struct BgmvMoeExpandParams {
   int rank;                // a multiple of 8
   int lane_bits;           // a column has 2^lane_bits lanes; set by the launcher
   uint32_t slices;
-  bool overwrites;  // of tokens: y has the type T
-  bool per_pair;    // rows of y are those of pairs
+  bool overwrites;     // of tokens: y has the type T
+  bool per_pair;       // rows of y are those of pairs
+  bool behind_shrink;  // the grid before makes x, and ids and weights are older than both
 };
 
 #if defined(__CUDACC__)
@@ -151,6 +154,19 @@ __device__ __forceinline__ void add_terms(const BgmvMoeExpandParams& p, const Ex
   }
 }
 
+// Brings the columns from `begin` to `end` of the list's matrices to L2.
+template <typename T>
+__device__ __forceinline__ void prefetch_terms(const BgmvMoeExpandParams& p,
+                                               const ExpandTerms<T>& terms, int count,
+                                               int64_t begin, int64_t end) {
+  constexpr int kLine = 128 / sizeof(T);
+  const int lines = static_cast<int>(((end - begin) * p.rank - 1) / kLine + 1);
+  for (int i = threadIdx.x; i < count * lines; i += kLoraThreads) {
+    const T* b = terms.b[i / lines];
+    if (b != nullptr) prefetch_to_l2(b + begin * p.rank + i % lines * kLine);
+  }
+}
+
 // kOfTokens: rows of y are those of tokens; they are added to if O is fp32, else overwritten.
 template <typename T, typename O, bool kOfTokens>
 __global__ __launch_bounds__(kLoraThreads, kExpandCtasPerSm) void BgmvMoeExpandKernel(
@@ -162,7 +178,7 @@ __global__ __launch_bounds__(kLoraThreads, kExpandCtasPerSm) void BgmvMoeExpandK
   const uint32_t row = blockIdx.x, slice = blockIdx.z;
 
   launch_dependent_grids();
-  wait_on_dependent_grids();
+  if (!kOverwrites || !p.behind_shrink) wait_on_dependent_grids();
 
   const int64_t token = kOfTokens ? int64_t(row) : p.pairs.tokens_of[row];
   const int64_t lora = lora_of(p.pairs, p.weights, token);
@@ -184,12 +200,17 @@ __global__ __launch_bounds__(kLoraThreads, kExpandCtasPerSm) void BgmvMoeExpandK
   __syncthreads();
   if (fits) look_up_terms<T, kOfTokens>(p, slice, lora, count, terms);
   if (!kOfTokens && terms.b[0] == nullptr) return;
+  const int64_t begin = blockIdx.y * p.columns_of_cta;
+  const int64_t end = min(begin + p.columns_of_cta, p.features);
+  if (kOverwrites && p.behind_shrink) {
+    const uint32_t cta = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (fits && may_overlap_previous_grid(cta)) prefetch_terms(p, terms, count, begin, end);
+    wait_on_dependent_grids();
+  }
 
   const int groups = kLoraThreads >> p.lane_bits, group = threadIdx.x >> p.lane_bits;
   const bool is_first_lane = (threadIdx.x & ((1 << p.lane_bits) - 1)) == 0;
-  const int64_t start = p.starts != nullptr ? p.starts[slice] : p.first_column;
-  const int64_t begin = blockIdx.y * p.columns_of_cta;
-  const int64_t end = min(begin + p.columns_of_cta, p.features);
+  const int64_t start = p.starts != nullptr ? p.starts[slice] : p.first_column + slice * p.features;
   O* y = static_cast<O*>(p.y) + int64_t(row) * p.y_stride;  // [columns]
   for (int64_t base = begin; base < end; base += groups * kColumns) {
     const int64_t column = base + group;  // and every groups-th after it

@@ -49,13 +49,15 @@ __global__ __launch_bounds__(kLoraThreads, kShrinkCtasPerSm) void BgmvMoeShrinkK
   const int lane = threadIdx.x % kWarpSize;
   const int rank = blockIdx.y * kShrinkRowsOfCta + threadIdx.x / kWarpSize * kShrinkRows;
 
-  launch_dependent_grids();
   wait_on_dependent_grids();
+  // Why here: BgmvMoeExpandKernel reads what comes before both without a wait of its own.
+  launch_dependent_grids();
 
-  const int64_t token = p.pairs.tokens_of[pair];
+  const int64_t token = load_index(p.pairs.tokens_of + pair);
+  const int64_t expert = load_index(p.pairs.experts_of + pair);
   const int64_t lora = lora_of(p.pairs, p.weights, token);
   if (lora < 0) return;
-  const T* a = weights_of<T>(p.weights, slice, lora, p.pairs.experts_of[pair]);  // [rank, columns]
+  const T* a = weights_of<T>(p.weights, slice, lora, expert);  // [rank, columns]
   if (a == nullptr) return;
   a += rank * p.columns;
   const int64_t row = p.per_pair_input ? pair : token;

@@ -27,10 +27,10 @@ struct LoraPairs {
 };
 
 // Matrices of one shape for each slice, adapter and expert: at an address of the table, or at
-// strides from one base. Strides are in elements.
+// strides from the base of one of two slices. Strides are in elements.
 struct LoraWeights {
   const int64_t* table;  // [slices, experts], addresses of adapter 0; or null
-  const void* base;      // without a table
+  const void* bases[2];  // without a table
   int64_t expert_stride;
   int64_t lora_stride;
   int64_t experts;
@@ -39,11 +39,18 @@ struct LoraWeights {
 
 #if defined(__CUDACC__)
 
+// Why volatile: loads that do not depend on each other stay together, in front of the branches.
+__device__ __forceinline__ int64_t load_index(const int64_t* source) {
+  int64_t index;
+  asm volatile("ld.global.s64 %0, [%1];" : "=l"(index) : "l"(source) : "memory");
+  return index;
+}
+
 // The adapter of a token, or -1.
 __device__ __forceinline__ int64_t lora_of(const LoraPairs& pairs, const LoraWeights& weights,
                                            int64_t token) {
   if (token < 0 || token >= pairs.tokens) return -1;
-  const int64_t lora = pairs.loras_of[token];
+  const int64_t lora = load_index(pairs.loras_of + token);
   return lora < weights.loras ? lora : -1;
 }
 
@@ -52,7 +59,8 @@ template <typename T>
 __device__ __forceinline__ const T* weights_of(const LoraWeights& weights, uint32_t slice,
                                                int64_t lora, int64_t expert) {
   if (expert < 0 || expert >= weights.experts) return nullptr;
-  const T* matrix = static_cast<const T*>(weights.base) + expert * weights.expert_stride;
+  const T* matrix =
+      static_cast<const T*>(weights.bases[slice & 1]) + expert * weights.expert_stride;
   if (weights.table != nullptr) {
     matrix = reinterpret_cast<const T*>(weights.table[slice * weights.experts + expert]);
     if (matrix == nullptr) return nullptr;

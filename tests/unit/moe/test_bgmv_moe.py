@@ -61,6 +61,17 @@ def test_sums_are_added_to_what_is_there(generator: torch.Generator) -> None:
     assert torch.allclose(y.double(), call.shrunk(x), atol=1e-2)
 
 
+def test_slices_of_different_shapes(generator: torch.Generator) -> None:
+    one = draw(6, 2, 32, (16,), 8, torch.bfloat16, generator)
+    other = draw(6, 2, 32, (24,), 16, torch.bfloat16, generator, adapters=4)
+    want = [one.run()]
+    for a, b in ((other.a[0], other.b[0]), (one.a[0], one.b[0])):
+        one.a, one.b = [a], [b]
+        want.append(one.run())
+    one.a, one.b = [*one.a, other.a[0], *one.a], [*one.b, other.b[0], *one.b]
+    assert torch.equal(one.run(), torch.cat(want, dim=1))
+
+
 def test_more_columns_and_adapters_that_do_not_exist(generator: torch.Generator) -> None:
     call = draw(6, 2, 32, (16, 8), 8, torch.bfloat16, generator)
     out = call.run(output_dim=30)
@@ -113,21 +124,48 @@ def test_what_is_refused(generator: torch.Generator) -> None:
         ({"x": call.x[0]}, r"x must have 2 dimensions, got shape \[64\]"),
         ({"x": call.x[:4]}, "x must have a row for each of the 5 tokens, got shape"),
         ({"lora_a_weights": []}, "lora_a_weights and lora_b_weights must have as many tensors, at"),
-        ({"lora_a_weights": [a.half()]}, r"lora_a_weights\[0\] must be torch.bfloat16, got"),
-        ({"lora_a_weights": [a[..., :56]]}, r"lora_a_weights\[0\] must have shape \[adapters, exp"),
-        ({"lora_b_weights": [b[:2]]}, r"lora_b_weights\[0\] must have shape \[3, 5, columns, 8\]"),
-        ({"lora_b_weights": [b.mT.contiguous().mT]}, r"lora_b_weights\[0\] must have contiguous"),
+        ({"lora_a_weights": [a[0]]}, r"lora_a_weights\[0\] must have 4 dimensions, got shape"),
+        ({"lora_a_weights": [a.half()]}, "lora_a_weights must be bfloat16, got float16"),
+        ({"lora_a_weights": [a[..., :56]]}, r"lora_a_weights must have shape \[3, 5, 8, 64\], got"),
+        ({"lora_b_weights": [b[:2]]}, r"lora_b_weights must have shape \[3, 5, 24, 8\], got"),
+        (
+            {"lora_b_weights": [b.mT.contiguous().mT]},
+            "lora_b_weights must have contiguous matrices",
+        ),
         (
             {"lora_a_weights": [a[:, :, :4]], "lora_b_weights": [b[..., :4]]},
-            r"lora_a_weights\[0\] must have a rank that is a multiple of 8",
+            "lora_a_weights must have (contiguous matrices|a rank that is a multiple of 8)",
         ),
         ({"num_experts": 6}, r"num_experts must be from 0 to the 5 experts of lora_a_weights\[0\]"),
         ({"output_dim": 23}, "output_dim must be at least 24, the columns of lora_b_weights, got"),
-        ({"topk_weights": call.weights.double()}, "topk_weights must be torch.float32, got"),
+        ({"topk_weights": call.weights.double()}, "topk_weights must be float32, got"),
         ({"expert_ids": call.experts[1:]}, r"expert_ids must have shape \[10\], got \[9\]"),
+        (
+            {"lora_a_weights": [a, a.half()], "lora_b_weights": [b, b]},
+            r"lora_a_weights\[1\] must be torch.bfloat16, got torch.float16",
+        ),
+        (
+            {"lora_a_weights": [a, a[:2]], "lora_b_weights": [b, b]},
+            r"lora_b_weights\[1\] must have shape \[2, 5, columns, 8\], got",
+        ),
+        (
+            {"lora_a_weights": [a, a[..., :32]], "lora_b_weights": [b, b]},
+            r"lora_a_weights\[1\] must have shape \[adapters, experts, rank, 64\], got",
+        ),
     ):
         with pytest.raises(ValueError, match=f"^bgmv_moe: {words}"):
             bgmv_moe(**{**good, **change})
+
+
+def test_lists_are_lists(generator: torch.Generator) -> None:
+    call = draw(5, 2, 64, (24,), 8, torch.bfloat16, generator)
+    function: Any = bgmv_moe
+    for a, name in ((None, "NoneType"), ([None], "list"), ("x", "str"), (5, "int")):
+        words = (
+            f"bgmv_moe: lora_a_weights must be a list of tensors, one for each slice, got {name}"
+        )
+        with pytest.raises(TypeError, match=words):
+            function(call.x, a, call.b, *call.pairs, call.weights, 5)
 
 
 def test_slices_of_wrong_sizes_write_nothing(generator: torch.Generator) -> None:

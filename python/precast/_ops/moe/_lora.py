@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Iterator
 
 from precast._base.torch import torch
-from precast._op.validation import check_contiguous
 
 #: ``kTokenPairsRow``: int32 of scratch for each token, where kernels list its pairs.
 TOKEN_PAIRS_ROW = 32
@@ -141,6 +140,23 @@ def find_in(weights: torch.Tensor) -> Find:
     return find
 
 
+def write_slice(
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    topk_weights: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write both products of one slice to its columns, with one rounding between them."""
+    shrunk = x.new_zeros(1, len(pairs[0]), a.shape[2])
+    shrink(shrunk, x, find_in(a), pairs, False, accumulates=False)
+    product, exists = expanded(shrunk, 0, find_in(b), pairs, b.shape[2])
+    sums = x.new_zeros(len(out), b.shape[2], dtype=torch.float32)
+    add_up(sums, product, exists, pairs[0], topk_weights)
+    out.copy_(sums.to(out.dtype))
+
+
 def new_token_pairs(sorted_token_ids: torch.Tensor, tokens: int) -> torch.Tensor | None:
     """Scratch memory for lists of each token's pairs, where there are many pairs."""
     pairs = sorted_token_ids.shape[0]
@@ -186,12 +202,3 @@ def check_weights(export: str, name: str, weights: torch.Tensor) -> None:
             f"{export}: {name} must have contiguous matrices at multiples of 16 bytes, got strides "
             f"{[*weights.stride()]}; call .contiguous()"
         )
-
-
-def check_token_pairs(export: str, token_pairs: torch.Tensor | None, tokens: int) -> None:
-    shape = [tokens, TOKEN_PAIRS_ROW]
-    if token_pairs is not None and list(token_pairs.shape) != shape:
-        raise ValueError(
-            f"{export}: token_pairs must have shape {shape}, got {[*token_pairs.shape]}"
-        )
-    check_contiguous(export, token_pairs=token_pairs)

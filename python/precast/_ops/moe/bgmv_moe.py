@@ -16,15 +16,11 @@ from precast._op.validation import check_contiguous, check_elements_apart
 from precast._ops.moe._lora import (
     PAIRS,
     VECTOR,
-    add_up,
     check_rank_of,
     check_rows_of,
-    check_token_pairs,
     check_weights,
-    expanded,
-    find_in,
     new_token_pairs,
-    shrink,
+    write_slice,
 )
 from precast._ops.moe._rows import check_matrix
 from precast.api_logging import precast_api
@@ -48,188 +44,188 @@ def bgmv_moe_reference(
     """:func:`bgmv_moe` in plain PyTorch on any device: float32, rounded between the products."""
     columns = sum(b.shape[2] for b in lora_b_weights) if output_dim is None else output_dim
     out = x.new_zeros(len(lora_indices), columns)
+    pairs = sorted_token_ids, expert_ids, lora_indices
     first = 0
     for a, b in zip(lora_a_weights, lora_b_weights):
         of_a, of_b = a[:, :num_experts], b[:, :num_experts]
-        shrunk = x.new_zeros(len(sorted_token_ids), a.shape[2])
-        _write_down(x, of_a, sorted_token_ids, expert_ids, lora_indices, shrunk)
-        _write_up(
-            *(shrunk, of_b, sorted_token_ids, expert_ids, topk_weights, lora_indices, out, first)
-        )
+        write_slice(x, of_a, of_b, pairs, topk_weights, out[:, first : first + b.shape[2]])
         first += b.shape[2]
     return out
 
 
-def _write_down(
+def _write(
     x: torch.Tensor,
     lora_a_weights: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    lora_indices: torch.Tensor,
-    y: torch.Tensor,
-) -> None:
-    pairs = sorted_token_ids, expert_ids, lora_indices
-    shrink(y[None], x, find_in(lora_a_weights), pairs, False, accumulates=False)
-
-
-def _write_up(
-    shrunk: torch.Tensor,
+    more_a_weights: torch.Tensor | None,
     lora_b_weights: torch.Tensor,
+    more_b_weights: torch.Tensor | None,
     sorted_token_ids: torch.Tensor,
     expert_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
     lora_indices: torch.Tensor,
-    out: torch.Tensor,
+    topk_weights: torch.Tensor,
     first_column: int,
+    out: torch.Tensor,
 ) -> None:
     pairs, features = (sorted_token_ids, expert_ids, lora_indices), lora_b_weights.shape[2]
-    product, exists = expanded(shrunk[None], 0, find_in(lora_b_weights), pairs, features)
-    sums = shrunk.new_zeros(len(out), features, dtype=torch.float32)
-    add_up(sums, product, exists, sorted_token_ids, topk_weights)
-    out[:, first_column : first_column + features] = sums.to(out.dtype)
+    for a, b in ((lora_a_weights, lora_b_weights), (more_a_weights, more_b_weights)):
+        if a is not None and b is not None:
+            columns = out[:, first_column : first_column + features]
+            write_slice(x, a, b, pairs, topk_weights, columns)
+            first_column += features
 
 
-def _check_down(
+def _check(
     export: str,
     x: torch.Tensor,
     lora_a_weights: torch.Tensor,
+    more_a_weights: torch.Tensor | None,
+    lora_b_weights: torch.Tensor,
+    more_b_weights: torch.Tensor | None,
     sorted_token_ids: torch.Tensor,
     expert_ids: torch.Tensor,
     lora_indices: torch.Tensor,
-    y: torch.Tensor,
+    topk_weights: torch.Tensor,
+    first_column: int,
+    shrunk: torch.Tensor,
+    out: torch.Tensor,
+    token_pairs: torch.Tensor | None,
 ) -> None:
     check_matrix(export, "x", x, VECTOR)
     check_weights(export, "lora_a_weights", lora_a_weights)
     check_rank_of(export, "lora_a_weights", lora_a_weights, lora_a_weights.shape[2])
-    check_contiguous(
-        export,
-        sorted_token_ids=sorted_token_ids,
-        expert_ids=expert_ids,
-        lora_indices=lora_indices,
-        y=y,
-    )
-    check_rows_of(export, "x", x, len(lora_indices), "tokens")
-
-
-def _check_up(
-    export: str,
-    shrunk: torch.Tensor,
-    lora_b_weights: torch.Tensor,
-    sorted_token_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-    lora_indices: torch.Tensor,
-    out: torch.Tensor,
-    first_column: int,
-    token_pairs: torch.Tensor | None,
-) -> None:
-    check_contiguous(export, shrunk=shrunk)
     check_weights(export, "lora_b_weights", lora_b_weights)
-    check_rank_of(export, "lora_b_weights", lora_b_weights, lora_b_weights.shape[3])
+    for name, more, first in (
+        ("more_a_weights", more_a_weights, lora_a_weights),
+        ("more_b_weights", more_b_weights, lora_b_weights),
+    ):
+        if more is not None and more.stride() != first.stride():
+            raise ValueError(
+                f"{export}: {name} must have the strides of lora{name[4:]}, got {[*more.stride()]}"
+            )
+    if (more_a_weights is None) != (more_b_weights is None):
+        raise ValueError(
+            f"{export}: more_b_weights must be given with more_a_weights, and only then"
+        )
     check_contiguous(
         export,
         sorted_token_ids=sorted_token_ids,
         expert_ids=expert_ids,
         lora_indices=lora_indices,
         topk_weights=topk_weights,
+        shrunk=shrunk,
+        token_pairs=token_pairs,
     )
+    check_rows_of(export, "x", x, len(lora_indices), "tokens")
+    slices = 1 if more_a_weights is None else 2
+    shape = [slices, len(sorted_token_ids), lora_a_weights.shape[2]]
+    if [*shrunk.shape] != shape:
+        raise ValueError(f"{export}: shrunk must have shape {shape}, got {[*shrunk.shape]}")
     if out.shape[1] > 1 and out.stride(1) != 1:
         raise ValueError(
             f"{export}: out must have stride 1 in its last dimension, got strides "
             f"{[*out.stride()]}; call .contiguous()"
         )
     check_elements_apart(export, "out", out)
-    most = out.shape[1] - lora_b_weights.shape[2]
+    most = out.shape[1] - slices * lora_b_weights.shape[2]
     if not 0 <= first_column <= most:
         raise ValueError(f"{export}: first_column must be from 0 to {most}, got {first_column}")
-    check_token_pairs(export, token_pairs, len(lora_indices))
 
 
-_DOWN = Export(
+_WHOLE = Export(
     "bgmv_moe",
-    "bgmv_moe_down",
+    "bgmv_moe",
     "x:T=bf16|f16[rows,hidden] lora_a_weights:T[loras,experts,rank,hidden] "
-    "sorted_token_ids:i64[pairs] expert_ids:i64[pairs] lora_indices:i64[tokens] y!:T[pairs,rank] "
+    "more_a_weights?:T[loras,experts,rank,hidden] lora_b_weights:T[loras,experts,features,rank] "
+    "more_b_weights?:T[loras,experts,features,rank] sorted_token_ids:i64[pairs] "
+    "expert_ids:i64[pairs] lora_indices:i64[tokens] topk_weights:f32[pairs] first_column:size "
+    "shrunk!:T[slices,pairs,rank] out!:T[tokens,columns] token_pairs!?:i32[tokens,32] "
     "enable_pdl:pdl_on",
-    check=_check_down,
-    write=_write_down,
-    derived={"lora_a_weights": lambda lora_a_weights: [lora_a_weights]},
-    function=_NAME,
-    traced=False,
-)
-_UP = Export(
-    "bgmv_moe",
-    "bgmv_moe_up",
-    "shrunk:T=bf16|f16[pairs,rank] lora_b_weights:T[loras,experts,features,rank] "
-    "sorted_token_ids:i64[pairs] expert_ids:i64[pairs] topk_weights:f32[pairs] "
-    "lora_indices:i64[tokens] out!:T[tokens,columns] first_column:size "
-    "token_pairs!?:i32[tokens,entries] enable_pdl:pdl_on",
-    check=_check_up,
-    write=_write_up,
-    derived={"lora_b_weights": lambda lora_b_weights: [lora_b_weights]},
-    function=_NAME,
+    check=_check,
+    write=_write,
+    derived={
+        "lora_a_weights": lambda lora_a_weights: [lora_a_weights],
+        "lora_b_weights": lambda lora_b_weights: [lora_b_weights],
+    },
     traced=False,
 )
 
 
-def _check_tensor(
-    name: str, t: torch.Tensor, x: torch.Tensor, dtype: torch.dtype, shape: Sequence[int | str]
+def _explain(
+    lora_a_weights: Sequence[torch.Tensor], lora_b_weights: Sequence[torch.Tensor]
 ) -> None:
-    """Raise unless a tensor has a dtype, a shape, whose words stand for any size, and a device."""
-    if t.dtype is not dtype:
-        raise ValueError(f"{_NAME}: {name} must be {dtype}, got {t.dtype}")
-    fits = t.dim() == len(shape)
-    if not fits or any(isinstance(n, int) and n != size for n, size in zip(shape, t.shape)):
-        text = ", ".join(map(str, shape))
-        raise ValueError(f"{_NAME}: {name} must have shape [{text}], got {[*t.shape]}")
-    if t.device != x.device:
-        raise ValueError(f"{_NAME}: {name} must be on {x.device} as x, got {t.device}")
+    """Raise for lists that are none, or hold something else, after a call has failed."""
+    for name, several in (("lora_a_weights", lora_a_weights), ("lora_b_weights", lora_b_weights)):
+        is_list = isinstance(several, Sequence)
+        if not is_list or not all(isinstance(t, torch.Tensor) for t in several):
+            raise TypeError(
+                f"{_NAME}: {name} must be a list of tensors, one for each slice, got "
+                f"{type(several).__name__}"
+            )
+        for i, t in enumerate(several):
+            _check_dims(f"{name}[{i}]", t)
 
 
-def _check_call(
-    x: torch.Tensor,
+def _check_dims(name: str, t: torch.Tensor) -> None:
+    if t.dim() != 4:
+        raise ValueError(f"{_NAME}: {name} must have 4 dimensions, got shape {[*t.shape]}")
+
+
+def _first_experts(
+    name: str, weights: Sequence[torch.Tensor], num_experts: int
+) -> list[torch.Tensor]:
+    """The weights of the first experts; raise unless there are so many."""
+    for i, t in enumerate(weights):
+        _check_dims(f"{name}[{i}]", t)
+        if not 0 <= num_experts <= t.shape[1]:
+            raise ValueError(
+                f"{_NAME}: num_experts must be from 0 to the {t.shape[1]} experts of {name}[{i}], "
+                f"got {num_experts}"
+            )
+    return [t[:, :num_experts] for t in weights]
+
+
+def _check_slice(
+    i: int, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, first: torch.Tensor
+) -> None:
+    """Raise for what a launch behind the first one would refuse of a slice."""
+    of_a, of_b, hidden = f"lora_a_weights[{i}]", f"lora_b_weights[{i}]", x.shape[-1]
+    loras, experts, rank = a.shape[:3]
+    for name, t, fits, shape in (
+        (of_a, a, a.shape[3] == hidden, f"adapters, experts, rank, {hidden}"),
+        (
+            of_b,
+            b,
+            (*b.shape[:2], b.shape[3]) == (loras, experts, rank),
+            f"{loras}, {experts}, columns, {rank}",
+        ),
+    ):
+        if t.dtype is not first.dtype:
+            raise ValueError(f"{_NAME}: {name} must be {first.dtype}, got {t.dtype}")
+        if t.device != first.device:
+            raise ValueError(f"{_NAME}: {name} must be on {first.device} as x, got {t.device}")
+        if not fits:
+            raise ValueError(f"{_NAME}: {name} must have shape [{shape}], got {[*t.shape]}")
+        check_weights(_NAME, name, t)
+    check_rank_of(_NAME, of_a, a, rank)
+
+
+def _alike(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether one launch can take the weights of two slices."""
+    one, other = weights
+    return one.shape == other.shape and one.stride() == other.stride() and one.dtype is other.dtype
+
+
+#: How many slices a call has, and whether they have equal shapes.
+_Form = tuple[int, bool]
+
+
+def _form(
     lora_a_weights: Sequence[torch.Tensor],
     lora_b_weights: Sequence[torch.Tensor],
-    topk_weights: torch.Tensor,
-    pairs: int,
-    num_experts: int,
-    output_dim: int | None,
-) -> int:
-    """Raise for what later launches would refuse; return the columns of the output."""
-    if len(lora_a_weights) == 0 or len(lora_a_weights) != len(lora_b_weights):
-        raise ValueError(
-            f"{_NAME}: lora_a_weights and lora_b_weights must have as many tensors, at least one, "
-            f"got {len(lora_a_weights)} and {len(lora_b_weights)}"
-        )
-    if x.dim() != 2:
-        raise ValueError(f"{_NAME}: x must have 2 dimensions, got shape {[*x.shape]}")
-    hidden = x.shape[1]
-    for i, (a, b) in enumerate(zip(lora_a_weights, lora_b_weights)):
-        of_a, of_b = f"lora_a_weights[{i}]", f"lora_b_weights[{i}]"
-        _check_tensor(of_a, a, x, x.dtype, ("adapters", "experts", "rank", hidden))
-        loras, experts, rank = a.shape[:3]
-        _check_tensor(of_b, b, x, x.dtype, (loras, experts, "columns", rank))
-        check_rank_of(_NAME, of_a, a, rank)
-        check_weights(_NAME, of_a, a)
-        check_weights(_NAME, of_b, b)
-        if not 0 <= num_experts <= experts:
-            raise ValueError(
-                f"{_NAME}: num_experts must be from 0 to the {experts} experts of {of_a}, got "
-                f"{num_experts}"
-            )
-    _check_tensor("topk_weights", topk_weights, x, torch.float32, (pairs,))
-    check_contiguous(_NAME, topk_weights=topk_weights)
-    least = sum(b.shape[2] for b in lora_b_weights)
-    if output_dim is not None and output_dim < least:
-        raise ValueError(
-            f"{_NAME}: output_dim must be at least {least}, the columns of lora_b_weights, got "
-            f"{output_dim}"
-        )
-    return least if output_dim is None else output_dim
-
-
-def _slices(lora_a_weights: Sequence[torch.Tensor], **others: object) -> int:
-    return len(lora_a_weights)
+    **others: object,
+) -> _Form:
+    shapes = {(*a.shape, *b.shape) for a, b in zip(lora_a_weights, lora_b_weights)}
+    return len(lora_a_weights), len(shapes) <= 1
 
 
 def _fill(made: dict[str, Any]) -> None:
@@ -242,7 +238,9 @@ def _fill(made: dict[str, Any]) -> None:
         made[name].copy_(numbers * 11 % (size + 1) - int(name == "lora_indices"))
 
 
-def _template(slices: int) -> TraceTemplate:
+def _template(form: _Form) -> TraceTemplate:
+    slices, are_alike = form
+    of = ["" if are_alike else f"_{i}" for i in range(slices)]  # The axes of each.
     axes: dict[str, Var | Const] = {
         "num_tokens": Var(sample=6),
         "hidden_size": Const("h", multiple=8),
@@ -250,17 +248,17 @@ def _template(slices: int) -> TraceTemplate:
         "num_local_experts": Const("e", param="num_experts", sample=4),
     }
     inputs: dict[str, Tensor | Scalar] = {"x": Tensor(["num_tokens", "hidden_size"])}
-    for i in range(slices):
-        axes[f"rank_{i}"] = Const("r", multiple=8)
-        axes[f"columns_{i}"] = Const("c", multiple=1)
-    for letter, shape in (("a", ("rank_{}", "hidden_size")), ("b", ("columns_{}", "rank_{}"))):
-        for i in range(slices):
-            own = [axis.format(i) for axis in shape]
+    for word in dict.fromkeys(of):
+        axes[f"rank{word}"] = Const("r", multiple=8)
+        axes[f"columns{word}"] = Const("c", multiple=1)
+    for letter, shape in (("a", ("rank{}", "hidden_size")), ("b", ("columns{}", "rank{}"))):
+        for i, word in enumerate(of):
+            own = [axis.format(word) for axis in shape]
             inputs[f"lora_{letter}_{i}"] = Tensor(
                 ["num_loras", "num_local_experts", *own], param=f"lora_{letter}_weights", item=i
             )
     axes["num_pairs"] = Var(sample=11)
-    axes["num_columns"] = Const("", value=" + ".join(f"columns_{i}" for i in range(slices)))
+    axes["num_columns"] = Const("", value=" + ".join(f"columns{word}" for word in of))
     for name in ("sorted_token_ids", "expert_ids"):
         inputs[name] = Tensor(["num_pairs"], dtype="int64")
     inputs["lora_indices"] = Tensor(["num_tokens"], dtype="int64")
@@ -268,7 +266,7 @@ def _template(slices: int) -> TraceTemplate:
     inputs["num_experts"] = Scalar("int64", sample=4)
     return TraceTemplate(
         op_type="bgmv_moe",
-        name_prefix=f"bgmv_moe_{slices}",
+        name_prefix=f"bgmv_moe_{slices}" + ("" if are_alike else "_shapes"),
         description="Computes what low-rank adapters add to a mixture of experts.",
         axes=axes,
         inputs=inputs,
@@ -279,8 +277,8 @@ def _template(slices: int) -> TraceTemplate:
     )
 
 
-@precast_api(trace=by_form(_slices, _template, [1, 2]))
-@op("bgmv_moe")
+@precast_api(trace=by_form(_form, _template, [(1, True), (2, True), (2, False)]))
+@op("bgmv_moe", explain=_explain)
 @documented(PAIRS)
 def bgmv_moe(
     x: torch.Tensor,
@@ -330,9 +328,10 @@ def bgmv_moe(
     -----
     Sums are float32, over the pairs of a token in their order: equal arguments give equal bits, and
     a token's sum does not depend on other tokens. The rows of pairs without weights are not read:
-    NaN there reaches nothing. Two launches for each slice, and a third one and scratch memory of
-    128 bytes for each token with more than 1024 pairs; allocates that, the result, and ``[pairs,
-    rank]`` between the products; nothing is copied from the host; safe in CUDA graphs, whichever
+    NaN there reaches nothing. Two launches for one slice or for two that have equal shapes and
+    strides, otherwise two for each, and a further one and scratch memory of 128 bytes for each
+    token with more than 1024 pairs; allocates that, the result, and ``[slices, pairs, rank]``
+    between the products; nothing is copied from the host; safe in CUDA graphs, whichever
     experts and adapters are chosen; not differentiable.
 
     Examples
@@ -348,23 +347,43 @@ def bgmv_moe(
     tensor([[48., 48., 48.],
             [ 0.,  0.,  0.]], dtype=torch.float16)
     """
-    pairs, tokens = sorted_token_ids.shape[0], lora_indices.shape[0]
-    columns = _check_call(
-        x, lora_a_weights, lora_b_weights, topk_weights, pairs, num_experts, output_dim
-    )
-    written = sum(b.shape[2] for b in lora_b_weights)
-    out = x.new_empty(tokens, columns) if written == columns else x.new_zeros(tokens, columns)
-    first = 0
-    for a, b in zip(lora_a_weights, lora_b_weights):
-        shrunk = x.new_empty(pairs, a.shape[2])
-        many = new_token_pairs(sorted_token_ids, tokens)
-        of_a, of_b = a[:, :num_experts], b[:, :num_experts]
-        _DOWN.launch(x, of_a, sorted_token_ids, expert_ids, lora_indices, shrunk)
-        _UP.launch(
-            *(shrunk, of_b, sorted_token_ids, expert_ids, topk_weights, lora_indices),
-            *(out, first, many),
+    a, b = lora_a_weights, lora_b_weights
+    if len(a) == 0 or len(a) != len(b):
+        raise ValueError(
+            f"{_NAME}: lora_a_weights and lora_b_weights must have as many tensors, at least one, "
+            f"got {len(a)} and {len(b)}"
         )
-        first += b.shape[2]
+    sizes = [t.shape[2] for t in b]
+    written = sum(sizes)
+    if output_dim is not None and output_dim < written:
+        raise ValueError(
+            f"{_NAME}: output_dim must be at least {written}, the columns of lora_b_weights, got "
+            f"{output_dim}"
+        )
+    if {t.shape[1] for t in (*a, *b)} != {num_experts}:
+        a = _first_experts("lora_a_weights", a, num_experts)
+        b = _first_experts("lora_b_weights", b, num_experts)
+    pairs, tokens = sorted_token_ids.shape[0], lora_indices.shape[0]
+    if output_dim is None or output_dim == written:
+        out = x.new_empty(tokens, written)
+    else:
+        out = x.new_zeros(tokens, output_dim)
+    routed = sorted_token_ids, expert_ids, lora_indices, topk_weights
+    if len(a) == 1:
+        groups = [(0, False)]
+    elif len(a) == 2 and _alike(a) and _alike(b):
+        groups = [(0, True)]
+    else:
+        groups = [(i, False) for i in range(len(a))]
+        for i in range(len(a)):  # Before the first launch.
+            _check_slice(i, x, a[i], b[i], x)
+    first = 0
+    for i, has_two in groups:
+        shrunk = x.new_empty(2 if has_two else 1, pairs, a[i].shape[2])
+        more_a, more_b = (a[1], b[1]) if has_two else (None, None)
+        many = new_token_pairs(sorted_token_ids, tokens)
+        _WHOLE.launch(x, a[i], more_a, b[i], more_b, *routed, first, shrunk, out, many)
+        first += sizes[i]
     return out
 
 

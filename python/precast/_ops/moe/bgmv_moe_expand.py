@@ -18,7 +18,6 @@ from precast._ops.moe._lora import (
     check_rank_of,
     check_rows_of,
     check_stride,
-    check_token_pairs,
     expanded,
     find_in_table,
     new_token_pairs,
@@ -103,7 +102,7 @@ def _check(
         )
     least = lora_indices if finalize else sorted_token_ids
     check_rows_of(export, "y", y, len(least), "tokens" if finalize else "pairs")
-    check_token_pairs(export, token_pairs, len(lora_indices))
+    check_contiguous(export, token_pairs=token_pairs)
 
 
 _EXPAND = Export(
@@ -112,7 +111,7 @@ _EXPAND = Export(
     "y!:f32[rows,columns] x:T=bf16|f16[slices,pairs,rank] w_ptr:i64[slices,experts] "
     "sorted_token_ids:i64[pairs] expert_ids:i64[pairs] topk_weights:f32[pairs] "
     "lora_indices:i64[tokens] slice_start_loc:i64[slices] output_size:int lora_stride:int "
-    "finalize:bool token_pairs!?:i32[tokens,entries] enable_pdl:pdl_on",
+    "finalize:bool token_pairs!?:i32[tokens,32] enable_pdl:pdl_on",
     reference=bgmv_moe_expand_reference,
     check=_check,
     derived={"output_slices": lambda output_size, x: [output_size] * len(x)},
@@ -221,6 +220,12 @@ def bgmv_moe_expand(
     >>> y
     tensor([[3., 3., 3.]])
     """
+    is_list = isinstance(output_slices, Sequence)
+    if not is_list or not all(isinstance(size, int) for size in output_slices):
+        raise TypeError(
+            f"bgmv_moe_expand: output_slices must be a list of int, one for each slice, got "
+            f"{output_slices!r}"
+        )
     if len(output_slices) != x.shape[0]:
         raise ValueError(
             f"bgmv_moe_expand: output_slices must have {x.shape[0]} elements, one for each slice, "
