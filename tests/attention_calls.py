@@ -354,16 +354,19 @@ def problem(
             return f"{name} has shape {[*actual.shape]}, not {[*right.shape]}: {case}"
         a, b = actual.double(), right.double()
         limit, rare = table[case.dtype] * (1 + b.abs()), RARE
-        if name == "out" and _multiplies_fp8(case, a.device):
+        spread = (case.sm_scale or 0.0) * case.head_dim_qk**0.5
+        if _multiplies_fp8(case, a.device):
             # Tensor cores keep 14 bits of a sum in FP8, which large scores make visible.
-            limit = TOLERANCES[torch.bfloat16] * (1 + b.abs())
+            if name == "out":
+                limit = TOLERANCES[torch.bfloat16] * (1 + b.abs())
+            else:
+                limit = limit * max(1.0, spread)
         is_turned = case.pos_encoding_mode == "ROPE_LLAMA" and case.dtype != torch.float32
         if is_turned:
             # Turned queries and keys are rounded to 16 bits: where the angles' last bits differ
             # some are rounded the other way, which a large scale of scores makes visible. The
             # reference rounds to the type of the queries; Hopper's kernels turn keys of e4m3 in
             # f16, which is nearer to the numbers themselves than bf16.
-            spread = (case.sm_scale or 0.0) * case.head_dim_qk**0.5
             limit, rare = limit * max(2.0, spread), 10 * RARE
         fits = (a == b) | ((a - b).abs() <= limit)  # Infinities are equal.
         # Probabilities are rounded to 16 bits, of which few elements get the worst: in a million,
