@@ -205,7 +205,7 @@ auto mma_kernel(How how, bool a_registers) {
   // Some columns are for A in shared memory alone, others for A in registers.
   constexpr bool kIsOfSums = kColumns == 8 || kColumns == 72 || kColumns == 136;
   constexpr bool kIsPowerOfTwo = kColumns == 64 || kColumns == 128 || kColumns == 256;
-  constexpr bool kIsOfFewRows = std::is_same_v<T, bf16> && (kColumns == 16 || kColumns == 32);
+  constexpr bool kIsOfFewRows = std::is_same_v<T, bf16> && kColumns == 32;
   constexpr bool kAInRegisters =
       kIsPowerOfTwo || (kIsFp8 ? kIsOfSums : kIsOfFewRows || kColumns == 96);
   if (a_registers) {

@@ -16,7 +16,7 @@ _FORMS_16: _Forms = {
     ("add", "rs"): (64, 96, 128, 256),
 }
 # Weights of MXFP4 are unpacked to bf16 in registers.
-_FORMS_BF16: _Forms = {**_FORMS_16, ("add", "rs"): (16, 32, 64, 96, 128, 256)}
+_FORMS_BF16: _Forms = {**_FORMS_16, ("add", "rs"): (32, 64, 96, 128, 256)}
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.
 _FORMS_8: _Forms = {

@@ -71,6 +71,8 @@ WITHOUT_TEMPLATE = {
     "vllm_register_graph_buffers": "shares memory between processes",
     "can_implement_filtered_topk": "answers without a kernel",
     "is_gated_activation": "answers without a kernel",
+    "has_bgmv_moe": "answers without a kernel",
+    "fill_w_ptr": "writes addresses by PyTorch when weights are loaded, no kernel",
     # -- methods of wrappers
     "__init__": "makes a wrapper of attention, which keeps buffers",
     "plan": "divides work for run(); the plan is no result",
