@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 import images  # noqa: E402
 
 from precast._base.names import provider_name  # noqa: E402
+from precast._jit import cute_dsl  # noqa: E402
 from precast._plan.planner import Plan  # noqa: E402
 from precast.errors import UnsupportedConfigError  # noqa: E402
 
@@ -60,6 +61,15 @@ def make_provider(cuda: int, arch: str, folder: Path) -> str:
         '{ env = "PRECAST_CUDA_ARCH_LIST", default = "" }': json.dumps(target.target),
         "install_cuda.sh MAJOR": f"install_cuda.sh {cuda}",
     }
+    # Kernels in CuTe DSL, as only some targets have: see docs/decisions.md.
+    compilers = {
+        cute_dsl.requirement(spec)
+        for spec in plan.modules(None, [target], cuda)
+        if spec.is_cute_dsl
+    }
+    if compilers:
+        last = '"pyelftools>=0.31",'
+        replacements[last] = "\n  ".join([last, *(f"{json.dumps(c)}," for c in sorted(compilers))])
     for machine in images.machines():
         digest = json.dumps(images.reference(f"manylinux.{machine}"))
         key = f"manylinux-{machine}-image = "

@@ -105,6 +105,17 @@ def test_a_provider_is_built_in_pinned_images(cuda: int, tmp_path: Path) -> None
     assert (tmp_path / "a" / "b" / source).resolve() == ROOT
 
 
+@pytest.mark.parametrize(("arch", "needs_it"), [("sm80", False), ("sm90a", True), ("sm100f", True)])
+def test_a_provider_is_built_with_the_compiler_of_its_kernels(
+    arch: str, needs_it: bool, tmp_path: Path
+) -> None:
+    """check_wheel.py fails for a wheel that lacks the modules in CuTe DSL."""
+    make_provider.make_provider(13, arch, tmp_path)
+    project = images.tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    compiler = f"nvidia-cutlass-dsl=={PLAN.build.cute_dsl}"
+    assert (compiler in project["build-system"]["requires"]) == needs_it
+
+
 # -- pins -----------------------------------------------------------------------------------------
 
 
