@@ -12,11 +12,11 @@
 
 namespace precast {
 
-// The index is that of Mxfp4Choice::tile, which tests know. Tokens are twice as many bytes as their
-// part of the weight where a tile has as many of both as {64, 16}, and L2 has to deliver both: so
-// tiles of few tokens have 128 columns of the weight. Measured 2026-11-27 on an H200 with gpt-oss's
-// layers: tiles of 192 and 256 tokens won nowhere but with 128 tokens for each of 128 experts (6 %)
-// and with groups of exactly 256 (4 %).
+// The index is that of Mxfp4Choice::tile, which tests know. A stage of {64, 16} has as many bytes
+// of tokens as of the weight, and L2 has to deliver both: so tiles of few tokens have 128 columns
+// of the weight. Measured 2026-11-27 on an H200 with gpt-oss's layers: tiles of 192 and 256 tokens
+// won nowhere but with 128 tokens for each of 128 experts (6 %) and with groups of exactly 256 (4
+// %).
 constexpr Sm90TileShape kMxfp4Tiles[] = {
     {128, 8, true, 2}, {128, 16, true, 2},  {64, 32, true, 3},
     {64, 64, true, 2}, {128, 128, true, 1},

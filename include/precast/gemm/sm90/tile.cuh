@@ -55,7 +55,7 @@ struct Sm90GemmTile {
       (kSharedBytes - kReserved - 64) / (kStageBytes + kStageExtra + 16);
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 3, "a stage is full, one is read, one is on its way");
-  static_assert(kRows % 64 == 0 && kColumns % 8 == 0, "wgmma's rows, and those of an atom in half");
+  static_assert(kRows % 64 == 0 && kColumns % 8 == 0, "wgmma's rows, and those of an atom");
   static_assert(kWeights <= 256 && kTokens <= 256, "a box has at most 256 rows");
 };
 
