@@ -7,6 +7,7 @@ FlashInfer cannot do it here, a line that begins with ``skip:`` says why.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from types import ModuleType
@@ -26,14 +27,23 @@ BF16 = torch.bfloat16
 
 
 class Reducer:
-    """The all-reduce of registered buffers, of one of the libraries."""
+    """The all-reduce of registered buffers, of one of the libraries.
+
+    FlashInfer's handle has the address of ``rank_data`` alone, from which its kernels read the
+    addresses of the buffers: without a reference the memory belongs to the next tensor, and kernels
+    read from any address. Its shared buffers hold what was there before.
+    """
 
     def __init__(self, library: ModuleType) -> None:
         self.library = library
-        self.signals = library.create_shared_buffer(library.vllm_meta_size() + BYTES)
+        size = library.vllm_meta_size() + BYTES
+        self.signals = library.create_shared_buffer(size)
         self.buffers = library.create_shared_buffer(BYTES)
-        table = torch.zeros(1 << 16, dtype=torch.uint8, device="cuda")
-        self.fa = library.vllm_init_custom_ar(self.signals, table, RANK, True)
+        ours.CudaRTLibrary().cudaMemset(ctypes.c_void_p(self.signals[RANK]), 0, size)
+        torch.cuda.synchronize()
+        dist.barrier()  # all signals are zeros
+        self.rank_data = torch.zeros(1 << 16, dtype=torch.uint8, device="cuda")
+        self.fa = library.vllm_init_custom_ar(self.signals, self.rank_data, RANK, True)
         library.vllm_register_buffer(self.fa, self.buffers)
 
     def __call__(self, x: torch.Tensor, ctas: int) -> torch.Tensor:
