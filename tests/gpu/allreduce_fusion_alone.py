@@ -12,7 +12,7 @@ import sys
 
 import torch
 from allreduce_cases import Call, Case, draw, make_input, of_rank
-from allreduce_fusion_streams import Ranks
+from allreduce_fusion_streams import CTAS_WORD, Ranks
 from ranks_support import run_rank
 
 from precast._ops.comm.workspace import CONTROL_BYTES
@@ -88,7 +88,8 @@ def main() -> None:
             inputs = [x.clone() for x in inputs]
             fill(ranks, case, inputs)
             workspace.block[7] = THREADS if case.pattern == 0 else 0
-            workspace.block[10] = 8 if case.pattern == 0 else 16
+            # 0: as many CTAs as the launcher takes on a GPU of its own
+            workspace.block[CTAS_WORD] = random.choice((8, 16, 0))
             workspace.block[5] = 0
             call.run(workspace)
             torch.cuda.synchronize()
