@@ -151,8 +151,10 @@ def test_outputs_may_be_the_input_and_the_residual(single: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"pattern": 3}, "pattern must be 0, 1, 2, 4, 8, 9, 10 or 11, got 3"),
-        ({"pattern": 12}, "got 12"),
+        *(
+            ({"pattern": value}, f"pattern must be 0, 1, 2, 4, 8, 9, 10 or 11, got {value}")
+            for value in (3, 5, 6, 7, 12)
+        ),
         ({"pattern": 0, "output": (2, 256)}, r"output must have input's shape \[3, 256\]"),
         ({"pattern": 1}, "residual_in must be a tensor for this pattern, got None"),
         ({"pattern": 1, "residual_in": (3, 8)}, "rms_gamma must be a tensor"),
