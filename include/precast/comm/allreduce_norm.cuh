@@ -99,9 +99,13 @@ class NormEpilogue {
         squares += elements.sum_of_squares();
 #pragma unroll
         for (int k = 0; k < kSize; ++k) x[i][k] = elements.x[k];
-        store_to(p, p.residual_out, row, indices[i], pack<T>(x[i]), true);
       }
-      const float rstd = rstd_of(p, squares);
+      const float rstd = rstd_of(p, squares, [&] {
+#pragma unroll
+        for (int i = 0; i < kVecs; ++i) {
+          store_to(p, p.residual_out, row, indices[i], pack<T>(x[i]), true);
+        }
+      });
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         y[i] = scaled(p, x[i], rstd, kEarly ? early.weight[i] : load_weight(p, indices[i], true));
@@ -141,7 +145,7 @@ class NormEpilogue {
       kept[i * blockDim.x] = sum;
       squares += Elements(sum, load_residual(p, row, index, p.aligned)).sum_of_squares();
     }
-    const float rstd = rstd_of(p, squares);
+    const float rstd = rstd_of(p, squares, [] {});
     uint32_t most = 0u;
 #pragma unroll 1
     for (int i = 0; i < vecs; ++i) {
@@ -192,8 +196,11 @@ class NormEpilogue {
     store_if(static_cast<T*>(target) + row * p.columns + column, vec, p.columns - column, aligned);
   }
 
-  __device__ __forceinline__ float rstd_of(const Params& p, float squares) {
-    return rsqrtf(reducer_.sum(squares) * p.inverse_hidden + p.eps);
+  // `meanwhile()` runs while the sums of the other CTAs are under way.
+  template <typename Action>
+  __device__ __forceinline__ float rstd_of(const Params& p, float squares,
+                                           const Action& meanwhile) {
+    return rsqrtf(reducer_.sum(squares, meanwhile) * p.inverse_hidden + p.eps);
   }
 
   __device__ __forceinline__ static Vec<T> scaled(const Params& p, const float (&x)[kSize],
