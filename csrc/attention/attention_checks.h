@@ -57,6 +57,21 @@ inline int32_t clamped_window(int64_t window_left) {
                                                          : window_left);
 }
 
+// Whether the rows of a tile are those of two neighbouring KV heads. Only where there are enough
+// such tiles for all CTAs: otherwise each would be split more often, and short requests lost up to
+// half of their speed.
+inline bool pairs_heads(const PlanShape& s, int32_t ctas) {
+  const int64_t rows = s.q_len_per_req * (s.num_qo_heads / s.num_kv_heads);
+  const bool fits = s.block_m == kDecodeBlockM && rows > 0 && 2 * rows <= s.block_m &&
+                    may_pair_heads(static_cast<int>(s.head_dim_qk), static_cast<int>(s.head_dim_vo),
+                                   static_cast<int>(s.kv_bytes));
+  // Results that do not depend on the batch would depend on its size.
+  const bool may = s.may_pair_heads != 0 && s.mla == 0 && s.sm90 == 0 && s.disable_split_kv == 0 &&
+                   s.fixed_split_size <= 0;
+  const int64_t pairs = s.num_kv_heads / 2;
+  return fits && may && s.num_kv_heads % 2 == 0 && s.batch_size * pairs * 8 >= int64_t(ctas) * 7;
+}
+
 // The shape of a schedule for a kernel of `ctas` CTAs.
 PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s, int32_t ctas) {
   PRECAST_CHECK(s.num_qo_heads % s.num_kv_heads == 0, ValueError)
@@ -70,7 +85,9 @@ PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s
   // Heads of MLA that fill whole tiles are planned as several KV heads, whose keys are the same.
   // Tiles stand in the order of heads, so CTAs read the same tokens of a request at the same time.
   const bool fills_tiles = s.mla != 0 && s.sm90 != 0 && s.num_qo_heads % s.block_m == 0;
-  const int64_t kv_heads = fills_tiles ? s.num_qo_heads / s.block_m : s.num_kv_heads;
+  const int64_t kv_heads = fills_tiles            ? s.num_qo_heads / s.block_m
+                           : pairs_heads(s, ctas) ? s.num_kv_heads / 2
+                                                  : s.num_kv_heads;
   shape.heads = static_cast<int32_t>(kv_heads * v_splits);
   shape.group_size = static_cast<int32_t>(s.num_qo_heads / kv_heads);
   shape.block_m = static_cast<int32_t>(s.block_m);

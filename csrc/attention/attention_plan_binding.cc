@@ -266,6 +266,7 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   p.lengths = b.plan.lengths;
   p.group_size = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
   p.kv_heads = static_cast<int32_t>(s.num_qo_heads / b.plan.shape.group_size);
+  p.pair_shift = pairs_heads(s, b.plan.shape.ctas) ? 1 : 0;
   p.page_size = FastDivmod(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
   if (s.page_size > 0) {
     const TensorView view = required(op, "kv_indices", kv_indices, "a paged cache");
@@ -279,6 +280,8 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
     p.num_kv_indices = static_cast<uint32_t>(count);
   }
   pack_scores(p, b, {packed_mask, mask_indptr, alibi_slopes, prefix_len, token_pos}, indptr);
+  PRECAST_CHECK(p.pair_shift == 0 || has_plain_scores(p), ValueError)
+      << op << ": may_pair_heads needs scores that only the causal mask and the window change";
   // plan() and run() write to the workspaces.
   check_written({ints, floats}, {indptr,
                                  {op, "qo_indptr", qo_indptr},

@@ -30,9 +30,11 @@ struct PlanShape {
   int64_t window_left;
   int64_t fixed_split_size;
   int64_t disable_split_kv;
-  int64_t plans_itself;  // by attention/self_plan.cuh; the int workspace is split counters
-  int64_t sm90;          // for the kernels of attention_sm90, or of mla_sm90
-  int64_t mla;           // for the kernels of mla: one KV head, whose values are columns of keys
+  int64_t plans_itself;    // by attention/self_plan.cuh; the int workspace is split counters
+  int64_t sm90;            // for the kernels of attention_sm90, or of mla_sm90
+  int64_t mla;             // for the kernels of mla: one KV head, whose values are columns of keys
+  int64_t may_pair_heads;  // nothing but causal mask and window changes scores, and keys have no
+                           // scales of blocks, so that a tile may have the rows of two KV heads
 };
 
 // What the scores of a run depend on; ScoreOptions in plan.py.

@@ -46,7 +46,7 @@ __device__ __forceinline__ void KvPipeline<Tile, KV>::start_next_tile() {
 template <typename Tile, typename KV>
 __device__ __forceinline__ void KvPipeline<Tile, KV>::switch_tile() {
   const BlockInfo& block = queue_.blocks[next_slot_];
-  next_token_ = block.work.kv_begin + warp_kv_ * Tile::kBlockN;
+  next_token_ = block.work.kv_begin + warp_kv_ * block_tokens();
   end_token_ = block.work.kv_end;
   slot_ = next_slot_;
   if constexpr (kIsPacked) kv_head_ = block.kv_head;
@@ -57,6 +57,12 @@ __device__ __forceinline__ void KvPipeline<Tile, KV>::switch_tile() {
                      block.v_column / kElementsPerChunk;
     base_[0] = looks_up_v() ? v : k;
     base_[1] = v;
+    if constexpr (Tile::kMayPairHeads) {
+      if (thread() & p_.pair_shift) {
+        base_[0] += looks_up_v() ? p_.v.pair_stride : p_.k.pair_stride;
+        base_[1] += p_.v.pair_stride;
+      }
+    }
   }
   next_slot_ = -1;
 }
@@ -66,7 +72,7 @@ template <typename Tile, typename KV>
 template <bool kEarly>
 __device__ __forceinline__ void KvPipeline<Tile, KV>::look_up_pages() {
   if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
-  const uint32_t token = next_token_ + thread() % Tile::kBlockN;
+  const uint32_t token = next_token_ + token_of(thread() % Tile::kBlockN);
   const uint32_t page = p_.page_size.divide(token);
   page_ = (Tile::kWarpsSplitKv ? kv_start_ : queue_.blocks[slot_].work.kv_start) + page;
   page_entry_ = token - page * p_.page_size.value;
@@ -82,7 +88,7 @@ __device__ __forceinline__ void KvPipeline<Tile, KV>::prefetch_block() const {
   constexpr int kMostRows = 16;
   if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
   if (thread() % Tile::kBlockN >= kMostRows) return;
-  const int32_t token = next_token_ + thread() % Tile::kBlockN;
+  const int32_t token = next_token_ + token_of(thread() % Tile::kBlockN);
   if (token >= end_token_ || page_ >= p_.num_pages) return;
   const uint64_t page = page_, entry = page_entry_;
   const bool is_v = looks_up_v();

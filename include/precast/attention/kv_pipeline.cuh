@@ -61,8 +61,6 @@ class KvPipeline {
   static constexpr int kLookupThreads = (kSeparateKvLookups ? 2 : 1) * Tile::kBlockN;
 
  public:
-  static constexpr int kTokenStep =
-      Tile::kPipelines * Tile::kBlockN;  // from one KV block to the next
   // Whether copies start between the MMAs, by producer_load(), and not in consumer_wait(). Why: to
   // start them all at once before the MMAs took the warps a fifth of the time of the 128-row tile.
   static constexpr bool kOverlapsMma = !Tile::kWarpsSplitKv && Tile::kStages > 1;
@@ -115,6 +113,14 @@ class KvPipeline {
     next_token_ = end_token_ = 0;
     table_half_ = 0;
     next_slot_ = -1;
+  }
+
+  // Tokens of a KV block, and from one block of this pipeline to the next.
+  __device__ __forceinline__ int32_t block_tokens() const {
+    return Tile::kBlockN >> (Tile::kMayPairHeads ? p_.pair_shift : 0);
+  }
+  __device__ __forceinline__ int32_t token_step() const {
+    return Tile::kPipelines * block_tokens();
   }
 
   // Starts copies until all stages but one are loaded. Call it before the first consumer_wait() of
@@ -202,6 +208,11 @@ class KvPipeline {
     }
   }
 
+  // The token, in its KV block, of a row of a stage.
+  __device__ __forceinline__ int token_of(int row) const {
+    return Tile::kMayPairHeads ? row >> p_.pair_shift : row;
+  }
+
   // Whether this thread looks up the page of a token for V.
   static __device__ __forceinline__ bool looks_up_v() {
     return kSeparateKvLookups && thread() >= Tile::kBlockN;
@@ -233,7 +244,7 @@ class KvPipeline {
     table_half_ ^= 1;
     if (next_token_ >= end_token_) return;
     ++loaded_stages_;
-    next_token_ += kTokenStep;
+    next_token_ += token_step();
     if (next_token_ >= end_token_ && next_slot_ >= 0) switch_tile();
     look_up_pages();
   }

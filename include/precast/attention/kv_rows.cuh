@@ -30,7 +30,7 @@ __device__ __forceinline__ void KvPipeline<Tile, KV>::copy_row(int i, const uint
   const uint32_t stage = write_stage() * Tile::kStageBytes;
   const int row = static_cast<int>(row_) + i * kRowsPerRound;
   if (Tile::kBlockN % kRowsPerRound != 0 && row >= Tile::kBlockN) return;
-  const bool exists = next_token_ + row < end_token_;
+  const bool exists = next_token_ + token_of(row) < end_token_;
   const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
   const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
 #pragma unroll

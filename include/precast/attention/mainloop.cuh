@@ -170,6 +170,14 @@ class AttentionMainloop {
   __device__ __forceinline__ void init_scores() {
     scale_ = p_.scale * (Tile::kGeneral ? 1.0f : kLog2E);
     if (p_.qk_scale != nullptr) scale_ *= load_scalar(p_.qk_scale);
+    if constexpr (Tile::kMayPairHeads) {
+      // Kernels of pairs take any scale, since their masks visit each score. A product of minus
+      // infinity with 0 would be NaN.
+      if (p_.pair_shift > 0) {
+        pair_sign_ = scale_ < 0.0f ? -1.0f : 1.0f;
+        scale_ = fmaxf(fabsf(scale_), kLeastNormal);
+      }
+    }
     if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);
     if (has_rotary()) init_rotary_freqs<Tile>(p_, rotary_freqs_);
   }
@@ -208,10 +216,10 @@ class AttentionMainloop {
       if (next != nullptr) copy_q<Tile>(p_, *next, shared_address(next_smem_q));
     };
     if constexpr (kCopiesQEarly) copy_next_q();
-    const int32_t begin = block.work.kv_begin + warp_kv_ * Tile::kBlockN;
+    const int32_t begin = block.work.kv_begin + warp_kv_ * pipeline.block_tokens();
 
     Softmax softmax;
-    for (int32_t token = begin; token < block.work.kv_end; token += Pipeline::kTokenStep) {
+    for (int32_t token = begin; token < block.work.kv_end; token += pipeline.token_step()) {
       if constexpr (kSplitsMaskedBlocks) {
         if (token >= block.unmasked_begin) {
           int32_t unmasked_blocks = (block.unmasked_end - token) / Tile::kBlockN;
@@ -235,7 +243,7 @@ class AttentionMainloop {
 
     if constexpr (Tile::kWarpsSplitKv) {
       // If few KV blocks followed the copy of the next Q, consumer_wait() has not waited for it.
-      if (begin + Pipeline::kTokenStep * Tile::kStages > block.work.kv_end)
+      if (begin + pipeline.token_step() * Tile::kStages > block.work.kv_end)
         cp_async_wait_group<0>();
       __syncwarp();
       WarpResults<Tile>& results = shared_.results;
@@ -259,8 +267,9 @@ class AttentionMainloop {
     constexpr int kTokens = Tile::kWarpN;
     uint32_t smem_k = pipeline.consumer_wait(), smem_v = smem_k + Tile::kKeyBytes;
     if constexpr (kLoadsFirst) pipeline.producer_load();
-    const bool is_unmasked = kSplitsMaskedBlocks || (token >= block.unmasked_begin &&
-                                                     token + Tile::kBlockN <= block.unmasked_end);
+    const bool is_unmasked =
+        kSplitsMaskedBlocks ||
+        (token >= block.unmasked_begin && token + pipeline.block_tokens() <= block.unmasked_end);
     if constexpr (Tile::kPaired) {
       const int first_token = WarpPartition<Tile>::first_token();
       token += first_token;
@@ -276,6 +285,8 @@ class AttentionMainloop {
     if (!is_computed) gemm_qk<Tile, Q, KV>(acc_s, smem_k, lane_offsets_.k, q_frag);
     if constexpr (Tile::kGeneral) {
       logits_transform<Tile>(p_, block, token, transform_, acc_s);
+    } else if (Tile::kMayPairHeads && p_.pair_shift > 0) {
+      apply_mask_of_pair<Tile>(p_, block, token, is_unmasked, pair_sign_, acc_s);
     } else if (!is_unmasked) {
       apply_mask<Tile>(p_, block, token, acc_s);
     }
@@ -367,6 +378,7 @@ class AttentionMainloop {
   KvLaneOffsets<Tile> lane_offsets_;
   int warp_kv_;  // in the 16-row tile the warp, which takes every kPipelines-th KV block; else 0
   float scale_;  // from scores to logits, which are in base 2 but for general kernels
+  float pair_sign_ = 1.0f;     // that of the scale, where tiles have two KV heads
   LogitsTransform transform_;  // of general kernels
 };
 

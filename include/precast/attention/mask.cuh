@@ -44,6 +44,38 @@ __device__ __forceinline__ void apply_mask(const AttentionParams& p, const Block
   }
 }
 
+// The same for a KV block of two KV heads, which has the key of each token for one head and then
+// for the other: a row attends to those of its own head. Scores that stay are multiplied by `sign`.
+template <typename Tile, int kMmaN>
+__device__ __forceinline__ void apply_mask_of_pair(const AttentionParams& p, const BlockInfo& block,
+                                                   int32_t first_token, bool is_unmasked,
+                                                   float sign,
+                                                   float (&acc_s)[Tile::kRowTiles][kMmaN][4]) {
+  const int32_t heads = static_cast<int32_t>(p.group_size.value);  // query heads of the pair
+  first_token += threadIdx.x % 4;
+#pragma unroll
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const PackGqaRow row(p, block, row_of_lane<Tile>(m, half));
+      const bool is_second = 2 * (row.q_head - block.kv_head * heads) >= heads;
+      int32_t begin = 0, end = 4 * kMmaN;  // what the row attends to, counted from first_token
+      if (!is_unmasked) {
+        const MaskBounds bounds(p, block.work, row.q_idx);
+        begin = bounds.begin - first_token;
+        end = bounds.end - first_token;
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kMmaN; ++i) {
+        const int token = i / 2 * 4;
+        const bool is_own = (i % 2 == 1) == is_second;
+        float& score = acc_s[m][i / 2][half * 2 + i % 2];
+        score = is_own && token >= begin && token < end ? score * sign : negative_infinity();
+      }
+    }
+  }
+}
+
 // Which of 32 tokens from `token` on a query attends to, by all masks; the bit of `token` is the
 // lowest.
 __device__ __forceinline__ uint32_t visible_word(const AttentionParams& p, const WorkTile& work,

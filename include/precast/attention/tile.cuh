@@ -31,6 +31,12 @@ constexpr int attention_v_splits(int head_dim_vo) {
   return head_dim_vo > kMaxHeadDimV ? (head_dim_vo + kMaxHeadDimV - 1) / kMaxHeadDimV : 1;
 }
 
+// Whether rows of keys and values are so short that a CTA may read those of two neighbouring heads.
+// DRAM delivers 256 bytes that lie together sooner than 128 bytes here and 128 there.
+constexpr bool may_pair_heads(int head_dim_qk, int head_dim_vo, int kv_bytes) {
+  return head_dim_qk * kv_bytes <= 128 && head_dim_vo * kv_bytes <= 128;
+}
+
 // The size of a partial result: acc_o [block_m, head_dim_v], then row_max and row_sum of each row.
 constexpr int64_t attention_partial_floats(int block_m, int head_dim_v) {
   return int64_t(block_m) * (head_dim_v + 2);
@@ -109,6 +115,10 @@ struct AttentionTile {
   static constexpr bool kPaired = kBlockM == 128 && kDimV > 128;  // two warps share rows
   static constexpr int kRowTiles = kBlockM == 128 ? 2 : 1;        // m16 tiles of a warp
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole MMAs");
+
+  // Whether the rows of a tile may be those of two KV heads: see AttentionParams::pair_shift.
+  static constexpr bool kMayPairHeads =
+      kWarpsSplitKv && !kIsGeneral && !kConvertsKv && may_pair_heads(kDimK, kDimV, kKvBytes);
 
   // Rows of K and V are padded only where it is worth it: cp.async takes twice as long to write
   // rows that do not begin at multiples of 128 bytes, but with a head dimension of 64 the XOR

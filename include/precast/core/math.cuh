@@ -8,6 +8,7 @@
 namespace precast {
 
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLeastNormal = 0x1p-126f;  // the least number above 0 that is not subnormal
 
 #if defined(__CUDACC__)
 

@@ -39,11 +39,14 @@ class PlanShape(NamedTuple):
     plans_itself: bool = False  # every CTA finds its own work, so plan() is not called
     sm90: bool = False  # for the kernels of attention_sm90, or of mla_sm90
     mla: bool = False  # for the kernels of mla: one KV head, whose values are columns of keys
+    #: Nothing but causal mask and window changes scores, and keys have no scales of blocks, so that
+    #: a tile may have the rows of two KV heads. Whether it has them is decided where it is planned.
+    may_pair_heads: bool = False
 
     def with_tile(self, block_m: int, sm90: bool) -> PlanShape:
         """Return the shape for tiles of so many packed rows, of the kernels for Hopper or not."""
         # Why not _replace: it takes three times as long, and every plan does this.
-        return PlanShape(*self[:9], block_m, *self[10:15], sm90, self.mla)
+        return PlanShape(*self[:9], block_m, *self[10:15], sm90, *self[16:])
 
 
 class ScoreOptions(NamedTuple):
@@ -63,7 +66,7 @@ class ScoreOptions(NamedTuple):
 _NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
 
 #: Both structs, one behind the other.
-_NUMBERS = struct.Struct("=17q5q4d")
+_NUMBERS = struct.Struct("=18q5q4d")
 BLOCK_BYTES = 1024
 
 
@@ -130,6 +133,12 @@ class Scores(NamedTuple):
     rope_scale: float | None = None
     rope_theta: float | None = None
     use_fp16_qk_reduction: bool = False
+
+
+def has_plain_scores(logits_soft_cap: Any, pos_encoding_mode: Any) -> bool:
+    """Whether neither soft cap nor positions change scores. Of odd types nothing is known."""
+    cap = logits_soft_cap
+    return pos_encoding_mode == "NONE" and (cap is None or (type(cap) in (float, int) and cap <= 0))
 
 
 class Tables(NamedTuple):
@@ -209,6 +218,14 @@ class AttentionPlan(NamedTuple):
             self.shape.sm90
             and self.model.fp8_key is not None
             and self.scores.pos_encoding_mode != "ROPE_LLAMA"
+        )
+
+    @property
+    def may_pair_heads(self) -> bool:
+        """What of the shape's permission is left where options of scores have changed since."""
+        scores = self.scores
+        return self.shape.may_pair_heads and has_plain_scores(
+            scores.logits_soft_cap, scores.pos_encoding_mode
         )
 
     @property

@@ -196,8 +196,12 @@ class AttentionWrapper(PlanAttributes):
     def _packed_plan(self) -> AttentionPlan:
         """Return the plan with its block, which is gone where an engine has set an attribute."""
         self._check_planned(f"{self._name}.run")
-        if self._plan.block is None:
-            self._plan = kernels.pack(self._plan)
+        plan = self._plan
+        if plan.block is None:
+            if plan.may_pair_heads == plan.shape.may_pair_heads:
+                self._plan = kernels.pack(plan)
+            else:
+                self._divide_again(plan.shape._replace(may_pair_heads=False))
         return self._plan
 
     def _divide_again(self, shape: PlanShape) -> None:
@@ -417,7 +421,9 @@ class AttentionWrapper(PlanAttributes):
         window_left = shape.window_left
         if window_left >= 0 and not 0 <= scores.window_left <= window_left:
             window_left = scores.window_left
-        wider = shape._replace(causal=causal, window_left=window_left)
+        wider = shape._replace(
+            causal=causal, window_left=window_left, may_pair_heads=plan.may_pair_heads
+        )
         if wider == shape:
             return
         if shape.fixed_split_size > 0:

@@ -12,7 +12,14 @@ from typing import Any
 from precast._base.torch import torch
 from precast._ops.attention import buffers, validation
 from precast._ops.attention.lengths import longest_kv, tokens_of_pages
-from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
+from precast._ops.attention.plan import (
+    Hints,
+    Model,
+    PlanField,
+    PlanShape,
+    Tables,
+    has_plain_scores,
+)
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 
 #: Arguments of plan() that other backends read, or whose truth or equality alone counts.
@@ -116,6 +123,8 @@ class DecodePlan(AttentionWrapper):
             given.window_left,
             split or -1,
             given.disable_split_kv,
+            may_pair_heads=has_plain_scores(given.logits_soft_cap, positions)
+            and not model.is_packed,
         )
         return model, self._with_tile(model, shape, q_len)
 

@@ -72,6 +72,7 @@ def shape_of(call: PagedCall | RaggedCall) -> PlanShape:
         block_m=tiles.choose(call.q_len, tokens, heads, kv_heads, dims, call.query.device),
         causal=causal,
         window_left=call.window_left,
+        may_pair_heads=is_plain(call),
     )
     dtypes = call.query.dtype, keys.dtype
     # Queries of 8 bits come here where the kernels for them are the faster ones.
