@@ -37,7 +37,7 @@ struct MlaTile {
   // and ckv its values.
   static constexpr int kDimK = kDimKpe, kDimV = kDimCkv, kVSplits = 1;
   static constexpr bool kWarpsSplitKv = false, kPlansItself = false, kGeneral = false,
-                        kPaired = false;
+                        kMayPairHeads = false, kPaired = false;
   static constexpr int kPipelines = 1, kPipelineThreads = kThreads;
   using KeyRows = SharedRows<kDimKpe * kKvBytes, false>;
   using ValueRows = SharedRows<kDimCkv * kKvBytes, false>;
