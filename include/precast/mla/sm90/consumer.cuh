@@ -159,8 +159,7 @@ class MlaConsumerBase {
     float scale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scale[half] =
-          Tile::kConverts ? shared_.logits_scale[sm90_row<Tile>(half)] : scales_.logits;
+      scale[half] = Tile::kConverts ? shared_.logits_scale[sm90_row<Tile>(half)] : scales_.logits;
     }
     const bool rescales = rows_.update_max(acc_s, scale);
     rows_.exp_scores(acc_s, scale);

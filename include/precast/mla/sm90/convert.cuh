@@ -3,10 +3,10 @@
 // their way to shared memory. attention/sm90/convert.cuh says why f16; Q is converted, too, by the
 // consumers. Each of the four warps converts a quarter of the rows of each panel.
 //
-// Two panels of ckv, 128 columns, are converted at once: they have one number of ckv_scales for each
-// token. A block is in registers before its stage is empty, so what the consumers wait for is the
-// conversion alone, and no read behind it. With ckv_scales there are registers for a half of it. The
-// next block is on its way to L2.
+// Two panels of ckv, 128 columns, are converted at once: they have one number of ckv_scales for
+// each token. A block is in registers before its stage is empty, so what the consumers wait for is
+// the conversion alone, and no read behind it. With ckv_scales there are registers for a half of
+// it. The next block is on its way to L2.
 //
 // Precision   An e4m3 number is one of f16. With ckv_scales its product with the scale is computed
 //             in fp32 and rounded to f16 once: to 2^-12 of it, or 2^-25 where it is below 2^-14.

@@ -210,8 +210,9 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
 def pack_again(packed: AttentionPlan, tables: Tables) -> AttentionPlan:
     """Return a packed plan with other tables of as many requests, which has no mask and no items.
 
-    Its block is packed once more. No plan that has it is of use any more then, because all of them
-    lie in one workspace. Tables that do not fit raise, and leave the block as it was.
+    Its block is packed once more. Why not another block: making one takes longer than packing it,
+    and the plans of one workspace end with the next one in it. Tables that do not fit raise, and
+    leave the block as it was.
     """
     block = packed.block
     assert block is not None
@@ -220,9 +221,10 @@ def pack_again(packed: AttentionPlan, tables: Tables) -> AttentionPlan:
     except RAW_KINDS:
         _pack_tables(packed, packed.tables)
         raise
-    plan = AttentionPlan(*packed[:3], tables, *packed[4:10])
-    block.attention_plan = plan
-    return AttentionPlan(*plan[:10], True, packed.alibi_slopes, block)
+    # Why not _replace: it takes three times as long.
+    options: Any = (*packed[:3], tables, *packed[4:10])
+    block.attention_plan = AttentionPlan(*options)
+    return AttentionPlan(*options, True, packed.alibi_slopes, block)
 
 
 def _pack_tables(packed: AttentionPlan, tables: Tables) -> None:
