@@ -222,7 +222,8 @@ def pack_again(packed: AttentionPlan, tables: Tables) -> AttentionPlan:
         _pack_tables(packed, packed.tables)
         raise
     # Why not _replace: it takes three times as long.
-    options: Any = (*packed[:3], tables, *packed[4:10])
+    model, shape, scores, _, mask, items, hints, hnd, ints, floats = packed[:10]
+    options = model, shape, scores, tables, mask, items, hints, hnd, ints, floats
     block.attention_plan = AttentionPlan(*options)
     return AttentionPlan(*options, True, packed.alibi_slopes, block)
 
