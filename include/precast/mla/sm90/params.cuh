@@ -3,6 +3,7 @@
 // are made of them for each launch.
 #pragma once
 
+#include "precast/attention/plan.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/mla/sm90/tile.cuh"
 
@@ -34,13 +35,19 @@ static_assert(power_of_two_in(48, 64) == 16 && power_of_two_in(7, 64) == 1 &&
 #if defined(__CUDACC__)
 
 // Which share of the work this CTA has. The shares of one head stand before those of the next one,
-// whose tokens are the same: so neighbours get the same tokens for all heads. Why: what two SMs of
-// a TPC ask for at about the same time L2 is asked for once.
+// whose tokens are the same: so neighbours get the same tokens for all heads, and for all tiles of
+// a request if the plan is in the order of tiles. Why: what two SMs of a TPC ask for at about the
+// same time L2 is asked for once.
 __device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
-  const int32_t cta = blockIdx.x, heads = p.schedule.shape.heads;
-  if (heads == 1) return cta;
+  const PlanHeader* const plan = reinterpret_cast<const PlanHeader*>(p.schedule.plan);
+  const int32_t cta = blockIdx.x;
   // Whatever is there where no plan is.
-  const int32_t active = reinterpret_cast<const PlanHeader*>(p.schedule.plan)->active_ctas;
+  int32_t heads = p.schedule.shape.heads;
+  if (plan->mode == ScheduleMode::stream_k_by_tiles) {
+    heads *= min(max(plan->num_tiles / max(plan->num_requests, 1), 1), kMostNeighbours);
+  }
+  if (heads == 1) return cta;
+  const int32_t active = plan->active_ctas;
   const int32_t of_head = min(max(active, 0), p.schedule.shape.ctas) / heads;
   return cta < of_head * heads ? cta % heads * of_head + cta / heads : cta;
 }
