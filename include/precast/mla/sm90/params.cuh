@@ -13,8 +13,9 @@ struct MlaSm90Params {
   TensorMap q, q_pe;   // [tokens, heads, dim]; boxes of query_box_rows heads and a panel
   TensorMap ckv, kpe;  // [pages, page_size, dim]; boxes of box_rows tokens and a panel
   MlaParams p;
-  // The tokens of a TMA copy: the largest power of two that divides the page size, at most a KV
-  // block. 0: threads copy, because that is less than four, or because TMA lacks the strides.
+  // The tokens of a TMA copy: the largest power of two that divides the page size, at most
+  // most_box_rows(). 0: threads copy, because that is less than four, or because TMA lacks the
+  // strides.
   int32_t box_rows;
   // The packed rows of a TMA copy: so many never have two tokens, wherever in a token a tile
   // begins.
@@ -56,13 +57,19 @@ __device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__) && defined(PRECAST_SM)
 
+// Why half a KV block where several tiles read it: measured faster (docs/decisions.md).
+template <typename Tile>
+int32_t most_box_rows(const MlaParams& p) {
+  return p.kv_heads > 1 ? Tile::kBlockN / 2 : Tile::kBlockN;
+}
+
 template <typename Tile>
 int32_t box_rows_of(const MlaParams& p) {
   const auto has_strides = [&](const AttentionCache& cache) {
     return (cache.page_stride != 0 || p.num_pages <= 1) &&
            (cache.entry_stride != 0 || p.page_size.value == 1);
   };
-  const uint32_t rows = power_of_two_in(p.page_size.value, Tile::kBlockN);
+  const uint32_t rows = power_of_two_in(p.page_size.value, most_box_rows<Tile>(p));
   const bool is_possible = !Tile::kConverts && has_strides(p.v) &&
                            (Tile::kDimKpe == 0 || has_strides(p.k)) && rows >= kLeastBoxRows;
   return is_possible ? static_cast<int32_t>(rows) : 0;

@@ -4,9 +4,9 @@
 //
 // A panel has a barrier of its own, so that the first of them is multiplied while the others are on
 // their way. Pages of a multiple of four tokens are copied by TMA: a warp takes every fourth panel,
-// and each lane a box of it, whose tokens lie in one page. A page of 64 tokens is one box a panel.
-// Pages of other sizes are copied with cp.async: a warp takes a quarter of the rows of each panel.
-// All of this makes the same panels, so the page size does not change a bit of the result.
+// and each lane a box of it, whose tokens lie in one page. A page of 64 tokens is one box a panel,
+// or two. Pages of other sizes are copied with cp.async: a warp takes a quarter of the rows of each
+// panel. All of this makes the same panels, so the page size does not change a bit of the result.
 //
 // What lies behind the end of a work tile is not copied. It is scores that are masked, and values
 // that the consumers set to 0.
