@@ -40,16 +40,20 @@ static_assert(power_of_two_in(48, 64) == 16 && power_of_two_in(7, 64) == 1 &&
 // a request if the plan is in the order of tiles. Why: what two SMs of a TPC ask for at about the
 // same time L2 is asked for once.
 __device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
-  const PlanHeader* const plan = reinterpret_cast<const PlanHeader*>(p.schedule.plan);
+  const ScheduleShape& shape = p.schedule.shape;
   const int32_t cta = blockIdx.x;
+  int32_t heads = shape.heads;
+  // Why: reading the plan takes time, and a request has one tile here.
+  if (heads == 1 && int64_t(p.q_rows) * shape.group_size <= int64_t(shape.batch) * shape.block_m) {
+    return cta;
+  }
   // Whatever is there where no plan is.
-  int32_t heads = p.schedule.shape.heads;
+  const PlanHeader* const plan = reinterpret_cast<const PlanHeader*>(p.schedule.plan);
   if (plan->mode == ScheduleMode::stream_k_by_tiles) {
     heads *= min(max(plan->num_tiles / max(plan->num_requests, 1), 1), kMostNeighbours);
   }
   if (heads == 1) return cta;
-  const int32_t active = plan->active_ctas;
-  const int32_t of_head = min(max(active, 0), p.schedule.shape.ctas) / heads;
+  const int32_t of_head = min(max(plan->active_ctas, 0), shape.ctas) / heads;
   return cta < of_head * heads ? cta % heads * of_head + cta / heads : cta;
 }
 
