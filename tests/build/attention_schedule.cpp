@@ -142,7 +142,7 @@ void check_plan(const Batch& batch, HostPlan& plan) {
   std::vector<int64_t> cta_costs(shape.ctas);
   int64_t total = 0, longest = 0;
   for (int cta = 0; cta < shape.ctas; ++cta) {
-    TileScheduler scheduler(params, cta);
+    TileSchedulerOf<true> scheduler(params, cta);
     WorkTile work = {};
     while (scheduler.get_next_work(work)) {
       CHECK(work.request_idx >= 0 && work.request_idx < shape.batch, "request %d",
@@ -315,7 +315,7 @@ void check_neighbours(const Batch& batch, HostPlan& plan) {
   if (shape.causal || shape.window_left >= 0) return;  // tiles differ by a block
   const auto works_of = [&](int cta) {
     std::vector<std::tuple<int, int, int>> works;
-    TileScheduler scheduler({plan.ints.data(), shape}, cta);
+    TileSchedulerOf<true> scheduler({plan.ints.data(), shape}, cta);
     WorkTile work = {};
     while (scheduler.get_next_work(work)) {
       works.push_back({work.request_idx, work.kv_begin, work.kv_end});
@@ -336,7 +336,7 @@ void check_alone(Random& random, const Batch& batch) {
     HostPlan plan = plan_on_host(p);
     std::set<std::tuple<int, int, int, int, int, int>> found;
     for (int cta = 0; cta < p.shape.ctas; ++cta) {
-      TileScheduler scheduler({plan.ints.data(), p.shape}, cta);
+      TileSchedulerOf<true> scheduler({plan.ints.data(), p.shape}, cta);
       WorkTile work = {};
       while (scheduler.get_next_work(work)) {
         if (work.request_idx != of) continue;
@@ -383,7 +383,7 @@ void check_long_prompt() {
         swizzle_size);
   int64_t most = 0, all = 0;
   for (int cta = 0; cta < p.shape.ctas; ++cta) {
-    TileScheduler scheduler({plan.ints.data(), p.shape}, cta);
+    TileSchedulerOf<true> scheduler({plan.ints.data(), p.shape}, cta);
     WorkTile work = {};
     int64_t cost = 0;
     for (int round = 0; scheduler.get_next_work(work); ++round) {

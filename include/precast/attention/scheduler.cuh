@@ -193,17 +193,19 @@ struct WorkTile {
   }
 };
 
-// Iterates over the work tiles of CTA `cta`. One thread of the CTA calls it.
-class TileScheduler {
+// Iterates over the work tiles of CTA `cta`. One thread of the CTA calls it. Plans in mode
+// stream_k_by_tiles need kByTiles, which costs others an instruction or two a tile.
+template <bool kByTiles>
+class TileSchedulerOf {
  public:
-  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta)
-      : TileScheduler(params, cta, first_start(params) + cta,
-                      reinterpret_cast<const PlanHeader*>(params.plan)->mode) {}
+  PRECAST_HOST_DEVICE TileSchedulerOf(const TileSchedulerParams& params, int32_t cta)
+      : TileSchedulerOf(params, cta, first_start(params) + cta,
+                        reinterpret_cast<const PlanHeader*>(params.plan)->mode) {}
 
   // The same with the mode and the starts of CTAs `cta` and `cta` + 1 from elsewhere. Why
   // static_persistent mode reads the starts, too: so no load waits for the mode.
-  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta,
-                                    const CtaStart* starts, ScheduleMode mode)
+  PRECAST_HOST_DEVICE TileSchedulerOf(const TileSchedulerParams& params, int32_t cta,
+                                      const CtaStart* starts, ScheduleMode mode)
       : params_(params), layout_(params.shape.batch, params.shape.ctas), cta_(cta) {
     header_ = reinterpret_cast<const PlanHeader*>(params.plan);
     at_ = starts[0];
@@ -215,7 +217,7 @@ class TileScheduler {
     end_num_splits_ = end.num_splits;
     end_first_cta_ = end.first_cta;
     is_static_ = mode == ScheduleMode::static_persistent;
-    is_by_tiles_ = mode == ScheduleMode::stream_k_by_tiles;
+    is_by_tiles_ = kByTiles && mode == ScheduleMode::stream_k_by_tiles;
   }
 
   static PRECAST_HOST_DEVICE const CtaStart* first_start(const TileSchedulerParams& params) {
@@ -357,7 +359,7 @@ class TileScheduler {
   // Goes on to the next tile.
   PRECAST_HOST_DEVICE void advance() {
     const int32_t tiles = num_m_blocks(params_.shape, at_.q_len);
-    if (is_by_tiles_) {
+    if (kByTiles && is_by_tiles_) {
       if (++at_.planned_idx >= header_->num_requests) {
         at_.planned_idx = 0;
         if (++at_.m_block >= tiles) {
@@ -391,8 +393,8 @@ class TileScheduler {
 
   // Places in the order of a head are compared by this.
   PRECAST_HOST_DEVICE int64_t place_in_head(int32_t planned_idx, int32_t m_block) const {
-    return is_by_tiles_ ? int64_t(m_block) << 32 | planned_idx
-                        : int64_t(planned_idx) << 32 | m_block;
+    return kByTiles && is_by_tiles_ ? int64_t(m_block) << 32 | planned_idx
+                                    : int64_t(planned_idx) << 32 | m_block;
   }
 
   // Whether the next CTA takes all of this tile.
@@ -411,5 +413,6 @@ class TileScheduler {
   bool is_static_, is_by_tiles_;
   bool has_given_ = false;  // whether at_ is the tile that was given last
 };
+using TileScheduler = TileSchedulerOf<false>;
 
 }  // namespace precast

@@ -98,6 +98,7 @@ struct MlaSm90Tile {
 // its half.
 template <typename Tile>
 struct MlaSm90Storage {
+  using Scheduler = TileSchedulerOf<true>;
   uint64_t query_full[Tile::kQueryPanels], query_empty;
   uint64_t full[Tile::kStages][Tile::kQueryPanels];
   uint64_t empty[Tile::kStages][Tile::kConsumers];
@@ -105,8 +106,8 @@ struct MlaSm90Storage {
   PipelineBarriers<Tile::kWorkSlots> work;
   WorkSlot slots[Tile::kWorkSlots];
   int32_t* counters;  // split counters of the plan
-  // A TileScheduler. Why not in registers: a producer has few of them.
-  alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
+  // Why not in registers: a producer has few of them.
+  alignas(16) unsigned char scheduler[sizeof(Scheduler)];
   CombineSharedStorage combine;
   // Of the P in a stage: row_max, and row_sum with the last two blocks of a work tile.
   float2 row_stats[Tile::kStages][Tile::kBlockM];
