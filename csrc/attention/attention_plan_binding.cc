@@ -107,6 +107,7 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   p.lengths = tables;
   p.disable_split = s.disable_split_kv != 0;
   p.always_stream_k = s.mla != 0;  // A tile of a decode has one request's tokens, which are many.
+  p.has_neighbours = s.mla != 0 && s.sm90 != 0;
   if (s.fixed_split_size > 0) {
     const int64_t page = s.page_size > 0 ? s.page_size : 1;
     const int64_t most = (int64_t(1) << 30) / page;
@@ -386,7 +387,7 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   const HostPlan made = plan_on_host(p);
   const int64_t ints = static_cast<int64_t>(made.ints.size());
   // Whether a plan has room for parts is asked before it is known how many CTAs will have work.
-  const bool stream = made.header.mode == ScheduleMode::stream_k;
+  const bool stream = made.header.mode != ScheduleMode::static_persistent;
   const int64_t partials = stream ? 2 * int64_t(p.shape.ctas) : made.header.num_partials;
   // What run() asks for, which knows the queries alone.
   const int64_t tiles = made.num_queries * p.shape.group_size / p.shape.block_m + p.shape.batch;

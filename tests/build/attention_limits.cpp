@@ -27,7 +27,7 @@ std::vector<WorkTile> all_work(const HostPlan& plan, const ScheduleShape& shape)
   std::vector<int32_t> ints = plan.ints;
   std::vector<WorkTile> all;
   for (int cta = 0; cta < shape.ctas; ++cta) {
-    TileScheduler scheduler({ints.data(), shape}, cta);
+    TileSchedulerOf<true> scheduler({ints.data(), shape}, cta);
     WorkTile work = {};
     for (int count = 0; scheduler.get_next_work(work); ++count) {
       if (count == kMaxWorkTiles) {

@@ -70,6 +70,12 @@ Batch random_batch(Random& random) {
   shape.causal = pick(random, 0, 1) == 1;
   shape.window_left = pick(random, 0, 2) == 0 ? length(random, 3000) : -1;
   if (pick(random, 0, 30) == 0) shape.window_left = 0x7fffffff;
+  p.has_neighbours = pick(random, 0, 5) == 0;
+  if (p.has_neighbours) {
+    shape.heads = pick_of(random, {1, 1, 2, 8});
+    shape.group_size = pick_of(random, {16, 64, 128});
+    shape.block_m = 64;
+  }
   const bool decode = pick(random, 0, 1) == 1;
   const bool paged = pick(random, 0, 1) == 1;
   const bool by_kv_len = paged && pick(random, 0, 1) == 1;
@@ -112,7 +118,7 @@ Batch random_batch(Random& random) {
       p.disable_split = true;
       break;
   }
-  p.always_stream_k = pick(random, 0, 3) == 0;
+  p.always_stream_k = p.has_neighbours || pick(random, 0, 3) == 0;
   return batch;
 }
 
@@ -136,7 +142,7 @@ void check_plan(const Batch& batch, HostPlan& plan) {
   std::vector<int64_t> cta_costs(shape.ctas);
   int64_t total = 0, longest = 0;
   for (int cta = 0; cta < shape.ctas; ++cta) {
-    TileScheduler scheduler(params, cta);
+    TileSchedulerOf<true> scheduler(params, cta);
     WorkTile work = {};
     while (scheduler.get_next_work(work)) {
       CHECK(work.request_idx >= 0 && work.request_idx < shape.batch, "request %d",
@@ -295,6 +301,32 @@ void check_plan(const Batch& batch, HostPlan& plan) {
   }
 }
 
+// In the order of tiles, neighbours take the same tokens for all tiles of a request.
+void check_neighbours(const Batch& batch, HostPlan& plan) {
+  const ScheduleShape& shape = batch.params.shape;
+  if (plan.header.mode != ScheduleMode::stream_k_by_tiles) return;
+  const int tiles = plan.header.num_tiles / plan.header.num_requests * shape.heads;
+  const int64_t cost =
+      int64_t(plan.header.total_cost[1]) << 32 | uint32_t(plan.header.total_cost[0]);
+  if (plan.header.active_ctas < tiles || cost / (2 * kMinCtaCost) < shape.ctas) return;
+  const int of_tile = plan.header.active_ctas / tiles;
+  CHECK(tiles <= kMostNeighbours && tiles * of_tile == plan.header.active_ctas,
+        "%d CTAs for %d tiles", plan.header.active_ctas, tiles);
+  if (shape.causal || shape.window_left >= 0) return;  // tiles differ by a block
+  const auto works_of = [&](int cta) {
+    std::vector<std::tuple<int, int, int>> works;
+    TileSchedulerOf<true> scheduler({plan.ints.data(), shape}, cta);
+    WorkTile work = {};
+    while (scheduler.get_next_work(work)) {
+      works.push_back({work.request_idx, work.kv_begin, work.kv_end});
+    }
+    return works;
+  };
+  for (int cta = of_tile; cta < plan.header.active_ctas; ++cta) {
+    CHECK(works_of(cta) == works_of(cta % of_tile), "CTA %d has other tokens", cta);
+  }
+}
+
 // With fixed splits, or none, a request has the same splits in a batch of its own.
 void check_alone(Random& random, const Batch& batch) {
   const bool is_independent = batch.params.split_size > 0 || batch.params.disable_split;
@@ -304,7 +336,7 @@ void check_alone(Random& random, const Batch& batch) {
     HostPlan plan = plan_on_host(p);
     std::set<std::tuple<int, int, int, int, int, int>> found;
     for (int cta = 0; cta < p.shape.ctas; ++cta) {
-      TileScheduler scheduler({plan.ints.data(), p.shape}, cta);
+      TileSchedulerOf<true> scheduler({plan.ints.data(), p.shape}, cta);
       WorkTile work = {};
       while (scheduler.get_next_work(work)) {
         if (work.request_idx != of) continue;
@@ -351,7 +383,7 @@ void check_long_prompt() {
         swizzle_size);
   int64_t most = 0, all = 0;
   for (int cta = 0; cta < p.shape.ctas; ++cta) {
-    TileScheduler scheduler({plan.ints.data(), p.shape}, cta);
+    TileSchedulerOf<true> scheduler({plan.ints.data(), p.shape}, cta);
     WorkTile work = {};
     int64_t cost = 0;
     for (int round = 0; scheduler.get_next_work(work); ++round) {
@@ -372,19 +404,20 @@ void check_long_prompt() {
 int main(int count, char** arguments) {
   const int cases = count > 1 ? std::atoi(arguments[1]) : 1000;
   const unsigned seed = count > 2 ? std::strtoul(arguments[2], nullptr, 10) : 1;
-  int modes[2] = {}, split = 0;
+  int modes[3] = {}, split = 0;
   check_long_prompt();
   for (case_idx = 0; case_idx < cases && !failed; ++case_idx) {
     Random random(seed * 1000003u + case_idx);
     Batch batch = random_batch(random);
     HostPlan plan = plan_on_host(batch.params);
     check_plan(batch, plan);
+    if (!failed) check_neighbours(batch, plan);
     ++modes[static_cast<int>(plan.header.mode)];
     split += plan.header.num_partials > 0;
     if (!failed) check_alone(random, batch);
     if (!failed) check_small_workspace(random, batch);
   }
-  std::printf("%d cases of seed %u: %d stream_k, %d static, %d split\n", case_idx, seed, modes[0],
-              modes[1], split);
+  std::printf("%d cases of seed %u: %d stream_k, %d static, %d by_tiles, %d split\n", case_idx,
+              seed, modes[0], modes[1], modes[2], split);
   return failed ? 1 : 0;
 }

@@ -34,10 +34,11 @@ def test_random_batches(tmp_path: Path) -> None:
     program = compiled(tmp_path, *SANITIZED)
     printed = run([program, RANDOM_CASES, seed]).splitlines()[-1]
     words = printed.replace(",", "").replace(":", "").split()
-    names = "stream_k", "static", "split"
-    stream_k, static, split = (int(words[words.index(name) - 1]) for name in names)
-    assert stream_k + static == RANDOM_CASES, printed
+    names = "stream_k", "static", "by_tiles", "split"
+    stream_k, static, by_tiles, split = (int(words[words.index(name) - 1]) for name in names)
+    assert stream_k + static + by_tiles == RANDOM_CASES, printed
     assert min(stream_k, static, split) > RANDOM_CASES // 10, printed
+    assert by_tiles > RANDOM_CASES // 100, printed
 
 
 # Each change breaks the header at a point that one check of the program is for.
@@ -68,6 +69,11 @@ BROKEN = {
         "return Cost(cta) >= ctas ? total_cost : total_cost * cta / ctas;",
         "return Cost(cta) < ctas / 2 ? 0 : total_cost;",
     ),
+    "tiles that run at the same time": (
+        "if (ctas > neighbours) ctas -= ctas % neighbours;",
+        "",
+    ),
+    "the order of tiles": ("start.m_block = low / totals.num_requests;", "start.m_block = 0;"),
     "the balance of whole tiles": ("ctas - 1 - place)", "place)"),
 }
 

@@ -295,6 +295,26 @@ def test_plans_of_the_same_memory_follow_what_it_holds(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_plans_of_other_lists_take_the_block_before(backend: str, workspace: torch.Tensor) -> None:
+    case = case_of()
+    batch = make(case, "cuda")
+    wrapper = wrapper_of(case, batch, workspace, backend)
+    run(case, batch, wrapper)  # It chooses the tile.
+    plan(case, batch, wrapper)
+    block = wrapper._plan.block
+    for kv_lens in ([700, 4000], [64, 2000], [3000, 0]):
+        changed = dataclasses.replace(case, kv_lens=kv_lens, seed=case.seed + 1)
+        other = make(changed, "cuda")
+        plan(changed, other, wrapper)
+        assert wrapper._plan.block is block
+        assert problem(changed, run(changed, other, wrapper), expected(changed, other)) == ""
+    wrong = dataclasses.replace(other, kv_indices=other.kv_indices.view(1, -1))
+    with pytest.raises(ValueError, match="kv_indices must have one dimension"):
+        plan(changed, wrong, wrapper)
+    assert problem(changed, run(changed, other, wrapper), expected(changed, other)) == ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_waited_for(backend: str, workspace: torch.Tensor) -> None:
     case = case_of()
     batch = make(case, "cuda")

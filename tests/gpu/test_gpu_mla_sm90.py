@@ -14,6 +14,8 @@ from mla_pages import E4M3, Batch
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = pytest.mark.skipif(not IS_HOPPER, reason="needs compute capability 9.0")
 
+#: The first number of a plan, ScheduleMode::stream_k_by_tiles.
+BY_TILES = 2
 BF16, F16 = torch.bfloat16, torch.float16
 SHARDS, CASES = 10, 40
 FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))
@@ -116,6 +118,32 @@ def test_tiles_of_few_and_of_many_splits(heads, count, generator):
     for _ in range(3):
         again = wrapper.run(**arguments, return_lse=True)
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "q_lens"),
+    [(128, [4] * 40), (128, [2] * 7), (64, [3] * 66), (96, [1] * 20), (40, [5] * 3), (128, [8])],
+    ids=str,
+)
+def test_tiles_of_a_request_that_run_at_the_same_time(heads, q_lens, is_causal, generator):
+    """Requests have equally many tiles, several each."""
+    lens = [3000 - 53 * i % 2900 for i in range(len(q_lens))]
+    batch = Batch(q_lens, lens, generator, heads=heads)
+    wrapper, arguments = batch.wrapper(64, generator, "fa3", is_causal)
+    assert wrapper._plan.int_workspace.view(torch.int32)[0].item() == BY_TILES
+    first = wrapper.run(**arguments, return_lse=True)
+    check(batch, first, is_causal)
+    for _ in range(3):
+        again = wrapper.run(**arguments, return_lse=True)
+        assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
+def test_requests_of_different_numbers_of_tiles(generator):
+    batch = Batch([4, 1] * 20, [2000] * 40, generator, heads=128)
+    wrapper, arguments = batch.wrapper(64, generator, "fa3", True)
+    assert wrapper._plan.int_workspace.view(torch.int32)[0].item() != BY_TILES
+    check(batch, wrapper.run(**arguments, return_lse=True), True)
 
 
 def test_requests_without_tokens_between_others(generator):

@@ -36,6 +36,7 @@ struct PlanParams {
   int32_t split_size;    // tokens of a split, a multiple of kKvBlockSize; 0: the plan chooses
   bool disable_split;    // no tile is split
   bool always_stream_k;  // whole tiles are not taken just because they are about as long as a share
+  bool has_neighbours;   // the kernel runs the tiles of a request in CTAs that are neighbours
   TableCopy copies[kTableCopies];
 };
 
@@ -56,7 +57,21 @@ struct TileTotals {
   int64_t max_cost = 0;  // cost of the longest tile
   int32_t num_requests = 0;
   int32_t num_tiles = 0;
+  bool is_by_tiles = false;  // whether the plan is in mode stream_k_by_tiles
 };
+
+// The most tiles of a request, of all heads, that run at the same time in neighbouring CTAs.
+constexpr int kMostNeighbours = 16;
+
+// Whether tiles stand tile by tile, then request by request. All requests must have equally many.
+// `most`: tiles of the longest one and a head.
+PRECAST_HOST_DEVICE inline bool is_plan_by_tiles(const PlanParams& p, const TileTotals& totals,
+                                                 int32_t most) {
+  return p.has_neighbours && !p.disable_split && p.split_size == 0 && most > 1 &&
+         int64_t(most) * p.shape.heads <= kMostNeighbours &&
+         int64_t(most) * totals.num_requests == totals.num_tiles &&
+         p.max_partials >= 2 * int64_t(p.shape.ctas);
+}
 
 PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const TileTotals& totals) {
   if (p.disable_split || p.split_size > 0 || totals.cost > kMaxStreamKCost) {
@@ -65,6 +80,7 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const T
   if (p.max_partials < 2 * int64_t(p.shape.ctas)) {  // the workspace is too small for stream-K
     return ScheduleMode::static_persistent;
   }
+  if (totals.is_by_tiles) return ScheduleMode::stream_k_by_tiles;
   // Why: there are too few 16-row tiles, and they are of any length.
   if (p.shape.block_m <= kDecodeBlockM || p.always_stream_k) return ScheduleMode::stream_k;
   const int64_t share = totals.cost * p.shape.heads / p.shape.ctas;
@@ -101,7 +117,11 @@ PRECAST_HOST_DEVICE inline int32_t num_stream_k_ctas(const ScheduleShape& shape,
 // has no constant cost: each of its splits begins a CTA, so that they are equal in KV blocks.
 PRECAST_HOST_DEVICE inline StreamKPartition stream_k_partition(const PlanParams& p,
                                                                const TileTotals& totals) {
-  const int32_t ctas = num_stream_k_ctas(p.shape, totals);
+  int32_t ctas = num_stream_k_ctas(p.shape, totals);
+  if (totals.is_by_tiles) {  // Each tile of a request gets equally many CTAs, for the same tokens.
+    const int32_t neighbours = totals.num_tiles / totals.num_requests * p.shape.heads;
+    if (ctas > neighbours) ctas -= ctas % neighbours;
+  }
   const int64_t tiles = int64_t(totals.num_tiles) * p.shape.heads;
   const bool is_even = p.always_stream_k && totals.max_cost > kTileCost &&
                        totals.max_cost * totals.num_tiles == totals.cost && ctas % tiles == 0;
@@ -127,36 +147,56 @@ PRECAST_HOST_DEVICE inline CtaStart make_cta_start(const ScheduleShape& shape,
   start.head = static_cast<int32_t>(cost / head_cost);
   int64_t before = start.head * head_cost;
   const auto cost_before = [&](int64_t tile) { return tile_costs[tile] - tile * discount; };
-  int32_t low = 0, high = totals.num_requests;  // finds the last request that begins by `cost`
-  while (high - low > 1) {
-    const int32_t middle = low + (high - low) / 2;
-    (before + cost_before(requests[middle].tiles_before) <= cost ? low : high) = middle;
+  PlannedRequest request;
+  int32_t low = 0, high = totals.is_by_tiles ? totals.num_tiles : totals.num_requests;
+  if (totals.is_by_tiles) {
+    while (high - low > 1) {
+      const int32_t middle = low + (high - low) / 2;
+      (before + cost_before(middle) <= cost ? low : high) = middle;
+    }
+    start.planned_idx = low % totals.num_requests;
+    start.m_block = low / totals.num_requests;
+    request = requests[start.planned_idx];
+    before += cost_before(low);
+  } else {
+    while (high - low > 1) {  // finds the last request that begins by `cost`
+      const int32_t middle = low + (high - low) / 2;
+      (before + cost_before(requests[middle].tiles_before) <= cost ? low : high) = middle;
+    }
+    request = requests[low];
+    start.planned_idx = low;
+    const int64_t first = cost_before(request.tiles_before);
+    before += first;
+    low = 0;
+    high = num_m_blocks(shape, request.q_len);
+    while (high - low > 1) {
+      const int32_t middle = low + (high - low) / 2;
+      (before + cost_before(request.tiles_before + middle) - first <= cost ? low : high) = middle;
+    }
+    start.m_block = low;
+    before += cost_before(request.tiles_before + low) - first;
   }
-  PlannedRequest request = requests[low];
-  start.planned_idx = low;
   const int32_t tiles = num_m_blocks(shape, request.q_len);
-  const int64_t first = cost_before(request.tiles_before);
-  before += first;
-  low = 0;
-  high = tiles;
-  while (high - low > 1) {
-    const int32_t middle = low + (high - low) / 2;
-    (before + cost_before(request.tiles_before + middle) - first <= cost ? low : high) = middle;
-  }
-  start.m_block = low;
-  before += cost_before(request.tiles_before + low) - first;
   const int32_t n_blocks =
-      kv_range_of_tile(shape, request.q_len, request.kv_len, low).num_n_blocks();
+      kv_range_of_tile(shape, request.q_len, request.kv_len, start.m_block).num_n_blocks();
   const TileBoundary boundary = find_boundary(partition, before, n_blocks, cost);
   if (boundary.n_block > 0 && boundary.n_block == n_blocks) {  // the CTA starts at the next tile
-    if (++start.m_block == tiles) {
+    if (totals.is_by_tiles) {
+      if (++start.planned_idx == totals.num_requests) {
+        start.planned_idx = 0;
+        if (++start.m_block == tiles) {
+          start.m_block = 0;
+          if (++start.head == shape.heads) return start;
+        }
+      }
+    } else if (++start.m_block == tiles) {
       start.m_block = 0;
       if (++start.planned_idx == totals.num_requests) {
         start.planned_idx = 0;
         if (++start.head == shape.heads) return start;
       }
-      request = requests[start.planned_idx];
     }
+    request = requests[start.planned_idx];
   } else {
     start.n_block = boundary.n_block;
     start.first_cta = boundary.first_cta;
@@ -230,7 +270,7 @@ PRECAST_HOST_DEVICE inline PlanHeader make_header(const PlanParams& p, ScheduleM
   header.num_tiles = totals.num_tiles;
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
   header.total_cost[1] = static_cast<int32_t>(cost >> 32);
-  if (mode == ScheduleMode::stream_k) {
+  if (mode != ScheduleMode::static_persistent) {
     header.active_ctas = static_cast<int32_t>(stream_k_partition(p, totals).ctas);
     header.num_partials = 2 * header.active_ctas;
     header.num_ints = static_cast<int32_t>(layout.entries);

@@ -32,6 +32,7 @@ inline HostPlan plan_on_host(PlanParams p) {
   const PlanLayout layout(shape.batch, shape.ctas);
   std::vector<PlannedRequest> requests;
   std::vector<int64_t> costs = {0};
+  int32_t most_tiles = 0;
   TileTotals totals;
   for (int32_t i = 0; i < shape.batch; ++i) {
     PlannedRequest request = p.lengths.request(i, shape.group_size);
@@ -39,16 +40,34 @@ inline HostPlan plan_on_host(PlanParams p) {
     request.tiles_before = totals.num_tiles;
     requests.push_back(request);
     const int32_t tiles = num_m_blocks(shape, request.q_len);
-    for (int32_t m_block = 0; m_block < tiles; ++m_block) {
-      const int64_t cost =
-          tile_cost(kv_range_of_tile(shape, request.q_len, request.kv_len, m_block));
-      totals.cost += cost;
-      totals.max_cost = std::max(totals.max_cost, cost);
-      costs.push_back(totals.cost);
-    }
+    most_tiles = std::max(most_tiles, tiles);
     totals.num_tiles += tiles;
   }
   totals.num_requests = static_cast<int32_t>(requests.size());
+  const auto add_tile = [&](const PlannedRequest& request, int32_t m_block) {
+    const int64_t cost = tile_cost(kv_range_of_tile(shape, request.q_len, request.kv_len, m_block));
+    totals.cost += cost;
+    totals.max_cost = std::max(totals.max_cost, cost);
+    costs.push_back(totals.cost);
+  };
+  const auto add_tiles_by_request = [&] {
+    for (const PlannedRequest& request : requests) {
+      const int32_t tiles = num_m_blocks(shape, request.q_len);
+      for (int32_t m_block = 0; m_block < tiles; ++m_block) add_tile(request, m_block);
+    }
+  };
+  totals.is_by_tiles = is_plan_by_tiles(p, totals, most_tiles);
+  if (totals.is_by_tiles) {
+    for (int32_t m_block = 0; m_block < most_tiles; ++m_block) {
+      for (const PlannedRequest& request : requests) add_tile(request, m_block);
+    }
+    if (totals.cost > kMaxStreamKCost) {
+      totals.is_by_tiles = false;
+      totals.cost = 0;
+      costs = {0};
+    }
+  }
+  if (!totals.is_by_tiles) add_tiles_by_request();
   HostPlan result = {};
   result.scratch_ints = tile_costs_ints(totals.num_tiles);
   for (const PlannedRequest& request : requests) result.num_queries += request.q_len;
@@ -84,7 +103,7 @@ inline HostPlan plan_on_host(PlanParams p) {
   if (totals.num_requests > 0) {
     std::memcpy(plan + layout.requests, requests.data(), requests.size() * sizeof(PlannedRequest));
   }
-  if (mode == ScheduleMode::stream_k) {
+  if (mode != ScheduleMode::static_persistent) {
     const StreamKPartition partition = stream_k_partition(p, totals);
     for (int32_t cta = 0; cta <= shape.ctas; ++cta) {
       const CtaStart start =

@@ -73,11 +73,18 @@ class DevicePlanner {
 
   __device__ void run() {
     write_requests();
+    find_order();
     scan_tile_costs();
+    if (totals_.is_by_tiles && totals_.cost > kMaxStreamKCost) {
+      totals_.is_by_tiles = false;
+      totals_.cost = 0;
+      __syncthreads();
+      scan_tile_costs();
+    }
     const ScheduleMode mode = choose_mode(p_, totals_);
     EntryTotals entries;
     int32_t split_size = p_.disable_split ? 0 : p_.split_size;
-    if (mode == ScheduleMode::stream_k) {
+    if (mode != ScheduleMode::static_persistent) {
       write_cta_starts();
     } else {
       entries = fit_split_size(split_size);
@@ -140,6 +147,22 @@ class DevicePlanner {
     __syncthreads();
   }
 
+  // Finds out in which order tiles stand.
+  __device__ void find_order() {
+    if (!p_.has_neighbours || totals_.num_requests == 0) return;
+    if (threadIdx.x == 0) shared_.max_cost = 0;
+    __syncthreads();
+    int32_t most = 0;
+    for (int32_t i = threadIdx.x; i < totals_.num_requests; i += kPlanThreads) {
+      most = max(most, num_m_blocks(p_.shape, requests_[i].q_len));
+    }
+    most = static_cast<int32_t>(__reduce_max_sync(0xffffffffu, most));
+    if (threadIdx.x % kWarpSize == 0) atomicMax(&shared_.max_cost, most);
+    __syncthreads();
+    totals_.is_by_tiles = is_plan_by_tiles(p_, totals_, shared_.max_cost);
+    __syncthreads();  // Why: what follows writes max_cost.
+  }
+
   // The planned request that a tile belongs to; `tile` counts the tiles of all requests.
   __device__ int32_t find_request(int32_t tile) const {
     if (totals_.num_requests == totals_.num_tiles) return tile;
@@ -158,9 +181,9 @@ class DevicePlanner {
 
   __device__ PlannedTile find_tile(int32_t tile) const {
     PlannedTile found;
-    found.planned_idx = find_request(tile);
+    found.planned_idx = totals_.is_by_tiles ? tile % totals_.num_requests : find_request(tile);
     const PlannedRequest& request = requests_[found.planned_idx];
-    found.m_block = tile - request.tiles_before;
+    found.m_block = totals_.is_by_tiles ? tile / totals_.num_requests : tile - request.tiles_before;
     found.range = kv_range_of_tile(p_.shape, request.q_len, request.kv_len, found.m_block);
     return found;
   }

@@ -17,8 +17,8 @@
 
 namespace precast {
 
-// How tiles are distributed over CTAs; attention/scheduler.cuh describes both modes.
-enum class ScheduleMode : int32_t { stream_k, static_persistent };
+// How tiles are distributed over CTAs; attention/scheduler.cuh describes the modes.
+enum class ScheduleMode : int32_t { stream_k, static_persistent, stream_k_by_tiles };
 
 // What a plan depends on besides the lengths of the batch. plan() and run() must use the same one.
 struct ScheduleShape {

@@ -16,6 +16,10 @@
 //                      that continues. Ragged lengths need no other balancing. The splits of a tile
 //                      are in consecutive CTAs, and each split but the first is the first work of
 //                      its CTA, so two partial results per CTA are enough.
+//   stream_k_by_tiles  The same, but tiles stand head by head, then tile by tile, then request by
+//                      request, and each tile of a request has equally many CTAs. So a kernel can
+//                      give neighbouring CTAs the same tokens for all tiles of a request
+//                      (share_of_cta() of MLA for sm_90a).
 //   static_persistent  CTA w takes the entries w, w + W, ... of a table in the plan: whole tiles,
 //                      the longest first, or splits of a fixed number of tokens. An entry depends
 //                      on its own request only, so results do not depend on the rest of the batch.
@@ -189,17 +193,19 @@ struct WorkTile {
   }
 };
 
-// Iterates over the work tiles of CTA `cta`. One thread of the CTA calls it.
-class TileScheduler {
+// Iterates over the work tiles of CTA `cta`. One thread of the CTA calls it. Plans in mode
+// stream_k_by_tiles need kByTiles, which costs others an instruction or two a tile.
+template <bool kByTiles>
+class TileSchedulerOf {
  public:
-  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta)
-      : TileScheduler(params, cta, first_start(params) + cta,
-                      reinterpret_cast<const PlanHeader*>(params.plan)->mode) {}
+  PRECAST_HOST_DEVICE TileSchedulerOf(const TileSchedulerParams& params, int32_t cta)
+      : TileSchedulerOf(params, cta, first_start(params) + cta,
+                        reinterpret_cast<const PlanHeader*>(params.plan)->mode) {}
 
   // The same with the mode and the starts of CTAs `cta` and `cta` + 1 from elsewhere. Why
   // static_persistent mode reads the starts, too: so no load waits for the mode.
-  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta,
-                                    const CtaStart* starts, ScheduleMode mode)
+  PRECAST_HOST_DEVICE TileSchedulerOf(const TileSchedulerParams& params, int32_t cta,
+                                      const CtaStart* starts, ScheduleMode mode)
       : params_(params), layout_(params.shape.batch, params.shape.ctas), cta_(cta) {
     header_ = reinterpret_cast<const PlanHeader*>(params.plan);
     at_ = starts[0];
@@ -211,6 +217,7 @@ class TileScheduler {
     end_num_splits_ = end.num_splits;
     end_first_cta_ = end.first_cta;
     is_static_ = mode == ScheduleMode::static_persistent;
+    is_by_tiles_ = kByTiles && mode == ScheduleMode::stream_k_by_tiles;
   }
 
   static PRECAST_HOST_DEVICE const CtaStart* first_start(const TileSchedulerParams& params) {
@@ -351,11 +358,22 @@ class TileScheduler {
 
   // Goes on to the next tile.
   PRECAST_HOST_DEVICE void advance() {
-    if (++at_.m_block < num_m_blocks(params_.shape, at_.q_len)) return;
-    at_.m_block = 0;
-    if (++at_.planned_idx >= header_->num_requests) {
-      at_.planned_idx = 0;
-      ++at_.head;
+    const int32_t tiles = num_m_blocks(params_.shape, at_.q_len);
+    if (kByTiles && is_by_tiles_) {
+      if (++at_.planned_idx >= header_->num_requests) {
+        at_.planned_idx = 0;
+        if (++at_.m_block >= tiles) {
+          at_.m_block = 0;
+          ++at_.head;
+        }
+      }
+    } else {
+      if (++at_.m_block < tiles) return;
+      at_.m_block = 0;
+      if (++at_.planned_idx >= header_->num_requests) {
+        at_.planned_idx = 0;
+        ++at_.head;
+      }
     }
     if (is_past_end() || is_at_end()) return;
     const PlannedRequest& next = planned_request(at_.planned_idx);
@@ -368,9 +386,15 @@ class TileScheduler {
 
   // Why >, not ==: the iteration ends whatever the plan holds, even where it misses the end.
   PRECAST_HOST_DEVICE bool is_past_end() const {
-    const int64_t at = int64_t(at_.planned_idx) << 32 | at_.m_block;
-    const int64_t end = int64_t(end_planned_idx_) << 32 | end_m_block_;
+    const int64_t at = place_in_head(at_.planned_idx, at_.m_block);
+    const int64_t end = place_in_head(end_planned_idx_, end_m_block_);
     return (at_.head > end_head_) | ((at_.head == end_head_) & (at > end));
+  }
+
+  // Places in the order of a head are compared by this.
+  PRECAST_HOST_DEVICE int64_t place_in_head(int32_t planned_idx, int32_t m_block) const {
+    return kByTiles && is_by_tiles_ ? int64_t(m_block) << 32 | planned_idx
+                                    : int64_t(planned_idx) << 32 | m_block;
   }
 
   // Whether the next CTA takes all of this tile.
@@ -386,8 +410,9 @@ class TileScheduler {
   int32_t round_ = 0;
   CtaStart at_;
   int32_t end_planned_idx_, end_head_, end_m_block_, end_n_block_, end_num_splits_, end_first_cta_;
-  bool is_static_;
+  bool is_static_, is_by_tiles_;
   bool has_given_ = false;  // whether at_ is the tile that was given last
 };
+using TileScheduler = TileSchedulerOf<false>;
 
 }  // namespace precast

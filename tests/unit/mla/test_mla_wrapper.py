@@ -334,9 +334,15 @@ def test_a_plan_of_the_same_memory_is_the_one_before(monkeypatch: pytest.MonkeyP
 
     gaps = torch.stack([batch["kv_indices"]] * 2, 1).flatten()
     wrapper.plan(**{**kept, "kv_indices": gaps[:3]})
-    others: list[dict[str, Any]] = [{name: tensor.clone()} for name, tensor in batch.items()]
-    others += [{"sm_scale": 0.1}, {"causal": False}, {"lse_mode": "base2"}, {"num_heads": 8}]
-    others += [{"kv_indices": gaps[::2]}, {"page_size": 8}, {"q_data_type": torch.float16}]
+    for name, tensor in batch.items():  # Its block is packed once more.
+        first, other = wrapper._plan, tensor.clone()
+        wrapper.plan(**{**kept, name: other})
+        assert wrapper._plan.block is first.block
+        assert any(table is other for table in wrapper._plan.tables)
+        wrapper.plan(**kept)
+    others: list[dict[str, Any]]
+    others = [{"sm_scale": 0.1}, {"causal": False}, {"lse_mode": "base2"}, {"num_heads": 8}]
+    others += [{"page_size": 8}, {"q_data_type": torch.float16}]
     for changes in others:
         first = wrapper._plan.block
         wrapper.plan(
@@ -352,6 +358,29 @@ def test_a_plan_of_the_same_memory_is_the_one_before(monkeypatch: pytest.MonkeyP
         setattr(wrapper, name, getattr(wrapper, name).clone())
         wrapper.plan(**kept)
         assert getattr(wrapper._plan, name[1:-7]) is getattr(wrapper, name)
+
+
+def test_no_plan_is_left_where_the_launch_of_one_like_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mla_wrapper, "total_and_longest", lambda bounds, q_len: (-1, q_len))
+    wrapper = planned(**BATCH)
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("launch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mla_wrapper.kernels, "launch", fail)
+        with pytest.raises(RuntimeError, match="launch"):
+            wrapper.plan(**BATCH, **OPTIONS)
+    given = {
+        "query": torch.zeros(3, 4, 576).bfloat16(),
+        "kv_cache": torch.zeros(5, 4, 576).bfloat16(),
+    }
+    with pytest.raises(PlanMismatchError, match="there is no plan"):
+        wrapper.run(**given)
+    wrapper.plan(**BATCH, **OPTIONS)
+    wrapper.run(**given)
 
 
 def test_what_graphs_cannot_change_is_refused() -> None:

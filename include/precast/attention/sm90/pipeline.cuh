@@ -23,13 +23,14 @@ struct WorkSlot {
 
 template <typename Tile>
 struct Sm90SharedStorage {
+  using Scheduler = TileScheduler;
   PipelineBarriers<Tile::kQueryStages> q;
   PipelineBarriers<Tile::kStages> k, v;
   PipelineBarriers<Tile::kWorkSlots> work;
   WorkSlot slots[Tile::kWorkSlots];
   int32_t* counters;  // split counters of the plan
-  // A TileScheduler. Why not in registers: a producer has few of them.
-  alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
+  // Why not in registers: a producer has few of them.
+  alignas(16) unsigned char scheduler[sizeof(Scheduler)];
   CombineSharedStorage combine;
   // row_max and row_sum of the second consumer, of tiles of few rows
   float2 row_stats[Tile::kSharesRows ? 64 : 1];

@@ -129,12 +129,14 @@ class Sm90WorkProducer {
   Storage& shared_;
 
  private:
-  __device__ __forceinline__ TileScheduler& scheduler() {
-    return *reinterpret_cast<TileScheduler*>(shared_.scheduler);
+  using Scheduler = typename Storage::Scheduler;
+
+  __device__ __forceinline__ Scheduler& scheduler() {
+    return *reinterpret_cast<Scheduler*>(shared_.scheduler);
   }
 
   __device__ __forceinline__ void start_work() {
-    scheduler() = TileScheduler(p_.schedule, share_of_cta(p_));
+    scheduler() = Scheduler(p_.schedule, share_of_cta(p_));
     shared_.counters = scheduler().counters();
   }
 

@@ -42,10 +42,10 @@ class MlaConsumerBase {
 
   // The stages of a block of this consumer, and of one of the other.
   __device__ __forceinline__ Stage own_stage(int32_t i) const {
-    return {kSide, own_count_ + i / 2};
+    return {kSide, counts_.blocks(kSide, i / 2)};
   }
   __device__ __forceinline__ Stage other_stage(int32_t i) const {
-    return {kOther, other_count_ + i / 2};
+    return {kOther, counts_.blocks(kOther, i / 2)};
   }
 
   // Waits for a panel. Why the fence: wgmma reads by another way than cp.async writes.
@@ -90,7 +90,7 @@ class MlaConsumerBase {
 #pragma unroll
     for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
       if (is_first) {
-        mbarrier_wait_parity(&shared_.query_full[panel], tiles_ & 1, "a panel of Q");
+        mbarrier_wait_parity(&shared_.query_full[panel], counts_.tile_parity(), "a panel of Q");
       }
       wait_for_panel(own, panel);
       wgmma_fence();
@@ -156,10 +156,10 @@ class MlaConsumerBase {
       mask_scores<Tile::kBlockN>(
           p_, block, token, [](int half) { return sm90_row<Tile>(half); }, acc_s);
     }
-    float scale[2] = {scales_.logits, scales_.logits};
-    if constexpr (Tile::kConverts) {
+    float scale[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) scale[half] *= shared_.query_scale[sm90_row<Tile>(half)];
+    for (int half = 0; half < 2; ++half) {
+      scale[half] = Tile::kConverts ? shared_.logits_scale[sm90_row<Tile>(half)] : scales_.logits;
     }
     const bool rescales = rows_.update_max(acc_s, scale);
     rows_.exp_scores(acc_s, scale);
@@ -246,8 +246,10 @@ class MlaConsumerBase {
   __device__ __forceinline__ void convert_queries() const {
 #pragma unroll
     for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
-      mbarrier_wait_parity(&shared_.query_full[panel], tiles_ & 1, "Q to be converted");
+      mbarrier_wait_parity(&shared_.query_full[panel], counts_.tile_parity(), "Q to be converted");
     }
+    // Why not scales_: it would take registers in the loop over blocks.
+    const MlaScales scales = load_mla_scales(p_);
     const int row = sm90_row<Tile>(kSide);
     const SwizzledRows<typename Tile::Panel> rows = {buffers_.q(), Tile::Panel::kAtomBytes,
                                                      Tile::kPanelBytes};
@@ -255,9 +257,9 @@ class MlaConsumerBase {
         rows, row, [&](int chunk, float (&x)[8]) {
           if (chunk < Tile::kCkvPanels * 8) return;
 #pragma unroll
-          for (float& element : x) element *= scales_.kpe_ratio;
+          for (float& element : x) element *= scales.kpe_ratio;
         });
-    if (threadIdx.x % 4 == 0) shared_.query_scale[row] = scale;
+    if (threadIdx.x % 4 == 0) shared_.logits_scale[row] = scale * scales.logits;
     fence_shared_for_async();
     Tile::barrier();
   }
@@ -268,7 +270,7 @@ class MlaConsumerBase {
   const MlaScales scales_;
   const bool fences_;  // whether cp.async has written K
   SharedRowStatistics rows_;
-  uint32_t tiles_ = 0, own_count_ = 0, other_count_ = 0;  // work tiles and KV blocks until now
+  MlaCounts<Tile> counts_;  // of the work tiles before this one
 };
 
 #endif  // __CUDACC__ && PRECAST_SM

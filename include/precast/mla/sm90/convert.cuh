@@ -3,9 +3,10 @@
 // their way to shared memory. attention/sm90/convert.cuh says why f16; Q is converted, too, by the
 // consumers. Each of the four warps converts a quarter of the rows of each panel.
 //
-// Two panels of ckv, 128 columns, are read at once: they have one number of ckv_scales for each
-// token. A second such read is on its way while the first one is converted, and the next block is
-// on its way to L2.
+// Two panels of ckv, 128 columns, are converted at once: they have one number of ckv_scales for
+// each token. A block is in registers before its stage is empty, so what the consumers wait for is
+// the conversion alone, and no read behind it. With ckv_scales there are registers for a half of
+// it. The next block is on its way to L2.
 //
 // Precision   An e4m3 number is one of f16. With ckv_scales its product with the scale is computed
 //             in fp32 and rounded to f16 once: to 2^-12 of it, or 2^-25 where it is below 2^-14.
@@ -95,35 +96,60 @@ class MlaConvertProducer : MlaProducer<Tile> {
       const uint32_t page = this->valid_page(next_page), token = token_of(i);
       const MlaStage<Tile> stage = this->stage_of(i);
       const Rows ckv = rows_of_reads(this->row_address(p_.v, 0, page, token));
-      uint32_t own_place = 0;  // in ckv_scales; a cache has fewer than 2^31 entries
-      if constexpr (kScales) own_place = page * p_.page_size.value + this->entry_of(token);
-      Group kpe;
-      if constexpr (Tile::kDimKpe > 0) {
-        read<1>(rows_of_reads(this->row_address(p_.k, 0, page, token)), 0, kpe);
-      }
-      if (i + 1 < blocks) next_page = this->find_page(work, token_of(i + 1));
-      // Why no longer code without a loop: ptxas mixes all of it, and spills registers.
-#pragma unroll 1
-      for (int half = 0; half < Tile::kConsumers; ++half) {
-        Group groups[kHalfGroups];
-#pragma unroll
-        for (int j = 0; j < kHalfGroups; ++j) {
-          const int group = half * kHalfGroups + j;
-          read<kGroupPanels>(ckv, group * kMlaScaleColumns, groups[j]);
-          if constexpr (kScales) read_scales(own_place, group, groups[j]);
+      const auto find_next_page = [&] {
+        if (i + 1 < blocks) next_page = this->find_page(work, token_of(i + 1));
+      };
+      const auto prefetch_next = [&] {
+        if (i + 1 < blocks) prefetch(this->valid_page(next_page), token_of(i + 1));
+      };
+      const auto read_kpe = [&](Group& kpe) {
+        if constexpr (Tile::kDimKpe > 0) {
+          read<1>(rows_of_reads(this->row_address(p_.k, 0, page, token)), 0, kpe);
         }
-        if (half == 0 && i + 1 < blocks) prefetch(this->valid_page(next_page), token_of(i + 1));
-        this->wait_empty(stage, half);
+      };
+      Group kpe;
+      if constexpr (kScales) {
+        // A cache has fewer than 2^31 entries.
+        const uint32_t own_place = page * p_.page_size.value + this->entry_of(token);
+        read_kpe(kpe);
+        find_next_page();
+        // Why no longer code without a loop: ptxas mixes all of it, and spills registers.
+#pragma unroll 1
+        for (int half = 0; half < Tile::kConsumers; ++half) {
+          Group groups[kHalfGroups];
 #pragma unroll
-        for (int j = 0; j < kHalfGroups; ++j) {
-          convert<kGroupPanels, kScales>(warp, stage, (half * kHalfGroups + j) * kGroupPanels,
-                                         groups[j]);
+          for (int j = 0; j < kHalfGroups; ++j) {
+            const int group = half * kHalfGroups + j;
+            read<kGroupPanels>(ckv, group * kMlaScaleColumns, groups[j]);
+            read_scales(own_place, group, groups[j]);
+          }
+          if (half == 0) prefetch_next();
+          this->wait_empty(stage, half);
+#pragma unroll
+          for (int j = 0; j < kHalfGroups; ++j) {
+            convert<kGroupPanels, true>(warp, stage, (half * kHalfGroups + j) * kGroupPanels,
+                                        groups[j]);
+          }
+        }
+      } else {
+        Group groups[kGroups];
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) read<kGroupPanels>(ckv, j * kMlaScaleColumns, groups[j]);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+          if (j == kHalfGroups) {  // There are registers now.
+            read_kpe(kpe);
+            find_next_page();
+          }
+          if (j % kHalfGroups == 0) this->wait_empty(stage, j / kHalfGroups);
+          convert<kGroupPanels, false>(warp, stage, j * kGroupPanels, groups[j]);
         }
       }
       if constexpr (Tile::kDimKpe > 0) {
         this->wait_empty(stage, 1 - stage.index % 2);
         convert<1, false>(warp, stage, Tile::kCkvPanels, kpe);
       }
+      if constexpr (!kScales) prefetch_next();
     }
   }
 

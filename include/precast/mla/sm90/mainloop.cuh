@@ -47,7 +47,7 @@ namespace precast {
 template <typename Tile, int kSide>
 class MlaConsumer : MlaConsumerBase<Tile, kSide> {
   using Base = MlaConsumerBase<Tile, kSide>;
-  using Base::p_, Base::rows_, Base::shared_, Base::kOther;
+  using Base::p_, Base::rows_, Base::shared_;
   using typename Base::AccO, typename Base::AccS, typename Base::OperandP, typename Base::Stage;
 
  public:
@@ -74,9 +74,7 @@ class MlaConsumer : MlaConsumerBase<Tile, kSide> {
       } else {
         process_odd_blocks(block, blocks, acc_o);
       }
-      ++this->tiles_;
-      this->own_count_ += (blocks + kOther) / 2;
-      this->other_count_ += (blocks + kSide) / 2;
+      this->counts_.add_tile(blocks);
     }
     rows_.finalize();
     constexpr int kFirstColumn = kSide * Tile::kHalfColumns;

@@ -3,6 +3,7 @@
 // are made of them for each launch.
 #pragma once
 
+#include "precast/attention/plan.cuh"
 #include "precast/core/sm90/tensor_map.cuh"
 #include "precast/mla/sm90/tile.cuh"
 
@@ -12,8 +13,9 @@ struct MlaSm90Params {
   TensorMap q, q_pe;   // [tokens, heads, dim]; boxes of query_box_rows heads and a panel
   TensorMap ckv, kpe;  // [pages, page_size, dim]; boxes of box_rows tokens and a panel
   MlaParams p;
-  // The tokens of a TMA copy: the largest power of two that divides the page size, at most a KV
-  // block. 0: threads copy, because that is less than four, or because TMA lacks the strides.
+  // The tokens of a TMA copy: the largest power of two that divides the page size, at most
+  // most_box_rows(). 0: threads copy, because that is less than four, or because TMA lacks the
+  // strides.
   int32_t box_rows;
   // The packed rows of a TMA copy: so many never have two tokens, wherever in a token a tile
   // begins.
@@ -34,14 +36,24 @@ static_assert(power_of_two_in(48, 64) == 16 && power_of_two_in(7, 64) == 1 &&
 #if defined(__CUDACC__)
 
 // Which share of the work this CTA has. The shares of one head stand before those of the next one,
-// whose tokens are the same: so neighbours get the same tokens for all heads. Why: what two SMs of
-// a TPC ask for at about the same time L2 is asked for once.
+// whose tokens are the same: so neighbours get the same tokens for all heads, and for all tiles of
+// a request if the plan is in the order of tiles. Why: what two SMs of a TPC ask for at about the
+// same time L2 is asked for once.
 __device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
-  const int32_t cta = blockIdx.x, heads = p.schedule.shape.heads;
-  if (heads == 1) return cta;
+  const ScheduleShape& shape = p.schedule.shape;
+  const int32_t cta = blockIdx.x;
+  int32_t heads = shape.heads;
+  // Why: reading the plan takes time, and a request has one tile here.
+  if (heads == 1 && int64_t(p.q_rows) * shape.group_size <= int64_t(shape.batch) * shape.block_m) {
+    return cta;
+  }
   // Whatever is there where no plan is.
-  const int32_t active = reinterpret_cast<const PlanHeader*>(p.schedule.plan)->active_ctas;
-  const int32_t of_head = min(max(active, 0), p.schedule.shape.ctas) / heads;
+  const PlanHeader* const plan = reinterpret_cast<const PlanHeader*>(p.schedule.plan);
+  if (plan->mode == ScheduleMode::stream_k_by_tiles) {
+    heads *= min(max(plan->num_tiles / max(plan->num_requests, 1), 1), kMostNeighbours);
+  }
+  if (heads == 1) return cta;
+  const int32_t of_head = min(max(plan->active_ctas, 0), shape.ctas) / heads;
   return cta < of_head * heads ? cta % heads * of_head + cta / heads : cta;
 }
 
@@ -49,13 +61,19 @@ __device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__) && defined(PRECAST_SM)
 
+// Why half a KV block where several tiles read it: measured faster (docs/decisions.md).
+template <typename Tile>
+int32_t most_box_rows(const MlaParams& p) {
+  return p.kv_heads > 1 ? Tile::kBlockN / 2 : Tile::kBlockN;
+}
+
 template <typename Tile>
 int32_t box_rows_of(const MlaParams& p) {
   const auto has_strides = [&](const AttentionCache& cache) {
     return (cache.page_stride != 0 || p.num_pages <= 1) &&
            (cache.entry_stride != 0 || p.page_size.value == 1);
   };
-  const uint32_t rows = power_of_two_in(p.page_size.value, Tile::kBlockN);
+  const uint32_t rows = power_of_two_in(p.page_size.value, most_box_rows<Tile>(p));
   const bool is_possible = !Tile::kConverts && has_strides(p.v) &&
                            (Tile::kDimKpe == 0 || has_strides(p.k)) && rows >= kLeastBoxRows;
   return is_possible ? static_cast<int32_t>(rows) : 0;

@@ -4,9 +4,9 @@
 //
 // A panel has a barrier of its own, so that the first of them is multiplied while the others are on
 // their way. Pages of a multiple of four tokens are copied by TMA: a warp takes every fourth panel,
-// and each lane a box of it, whose tokens lie in one page. A page of 64 tokens is one box a panel.
-// Pages of other sizes are copied with cp.async: a warp takes a quarter of the rows of each panel.
-// All of this makes the same panels, so the page size does not change a bit of the result.
+// and each lane a box of it, whose tokens lie in one page. A page of 64 tokens is one box a panel,
+// or two. Pages of other sizes are copied with cp.async: a warp takes a quarter of the rows of each
+// panel. All of this makes the same panels, so the page size does not change a bit of the result.
 //
 // What lies behind the end of a work tile is not copied. It is scores that are masked, and values
 // that the consumers set to 0.
@@ -39,21 +39,19 @@ class MlaProducer : protected Sm90WorkProducer<Tile, MlaSm90Storage<Tile>, MlaPa
   // Calls copy(block, blocks) for each work tile with KV tokens, of which it has so many blocks.
   template <typename Copy>
   __device__ __forceinline__ void for_each_work_of_all(int warp, const Copy& copy) {
-    uint32_t tiles = 0;
     Base::for_each_work_of_all(
-        warp, [&](const BlockInfo& block) { copy_queries(block, tiles); },
+        warp, [&](const BlockInfo& block) { copy_queries(block); },
         [&](const BlockInfo& block) {
           const int32_t blocks = num_kv_blocks<Tile>(block.work);
           if (blocks <= 0) return;
           copy(block, blocks);
-          counts_[0] += (blocks + 1) / 2;
-          counts_[1] += blocks / 2;
+          counts_.add_tile(blocks);
         });
   }
 
   // The stage of KV block i of the work tile.
   __device__ __forceinline__ MlaStage<Tile> stage_of(int32_t i) const {
-    return {i % 2, (i % 2 == 0 ? counts_[0] : counts_[1]) + i / 2};
+    return {i % 2, counts_.blocks(i % 2, i / 2)};
   }
 
   // Waits until half a stage is empty.
@@ -62,13 +60,13 @@ class MlaProducer : protected Sm90WorkProducer<Tile, MlaSm90Storage<Tile>, MlaPa
                          "an empty half of a stage");
   }
 
-  // Copies the queries of a work tile that has KV tokens, the first panels first. `tiles`: how
-  // often this was done. All lanes of a warp call it.
-  __device__ __forceinline__ void copy_queries(const BlockInfo& block, uint32_t& tiles) const {
+  // Copies the queries of a work tile that has KV tokens, the first panels first. All lanes of a
+  // warp call it.
+  __device__ __forceinline__ void copy_queries(const BlockInfo& block) const {
     if (block.work.kv_begin >= block.work.kv_end) return;
-    mbarrier_wait_parity(&shared_.query_empty, (tiles & 1) ^ 1, "an empty buffer of Q");
-    ++tiles;
-    const int lane = threadIdx.x % 32, rows = params_.query_box_rows;
+    mbarrier_wait_parity(&shared_.query_empty, counts_.tile_parity() ^ 1, "an empty buffer of Q");
+    // Why not threadIdx.x: what follows from it would take registers in the loop over blocks.
+    const int lane = static_cast<uint32_t>(Tile::thread()) % 32, rows = params_.query_box_rows;
     const int boxes = (block.num_rows + rows - 1) / rows;
     const uint32_t bytes = boxes * rows * 128;
     if (lane < Tile::kQueryPanels) mbarrier_arrive_expect_tx(&shared_.query_full[lane], bytes);
@@ -88,7 +86,7 @@ class MlaProducer : protected Sm90WorkProducer<Tile, MlaSm90Storage<Tile>, MlaPa
   const MlaSm90Buffers<Tile> buffers_;
 
  private:
-  uint32_t counts_[2] = {0, 0};  // KV blocks of each owner, of the work tiles before this one
+  MlaCounts<Tile> counts_;  // of the work tiles before this one
 };
 
 template <typename Tile>

@@ -51,8 +51,8 @@ struct MlaSm90Tile {
 
   // Registers of a thread. Those of all warpgroups are at most what the CTA is launched with, or
   // setmaxnreg waits for ever.
-  static constexpr int kProducerRegisters = kConverts ? 104 : 72;
-  static constexpr int kConsumerRegisters = kConverts ? 200 : 216;
+  static constexpr int kProducerRegisters = kConverts ? 120 : 72;
+  static constexpr int kConsumerRegisters = kConverts ? 192 : 216;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                     (1 + kConsumers) * (65536 / kCtaThreads / 8 * 8),
                 "a CTA has these registers");
@@ -98,6 +98,7 @@ struct MlaSm90Tile {
 // its half.
 template <typename Tile>
 struct MlaSm90Storage {
+  using Scheduler = TileSchedulerOf<true>;
   uint64_t query_full[Tile::kQueryPanels], query_empty;
   uint64_t full[Tile::kStages][Tile::kQueryPanels];
   uint64_t empty[Tile::kStages][Tile::kConsumers];
@@ -105,12 +106,12 @@ struct MlaSm90Storage {
   PipelineBarriers<Tile::kWorkSlots> work;
   WorkSlot slots[Tile::kWorkSlots];
   int32_t* counters;  // split counters of the plan
-  // A TileScheduler. Why not in registers: a producer has few of them.
-  alignas(16) unsigned char scheduler[sizeof(TileScheduler)];
+  // Why not in registers: a producer has few of them.
+  alignas(16) unsigned char scheduler[sizeof(Scheduler)];
   CombineSharedStorage combine;
   // Of the P in a stage: row_max, and row_sum with the last two blocks of a work tile.
   float2 row_stats[Tile::kStages][Tile::kBlockM];
-  float query_scale[Tile::kConverts ? Tile::kBlockM : 1];  // by which scores of a row are too small
+  float logits_scale[Tile::kConverts ? Tile::kBlockM : 1];  // of a row whose Q has been converted
 
   // `panel_arrivals`: those that fill a panel of a stage.
   __device__ __forceinline__ void init(uint32_t panel_arrivals) {
@@ -145,6 +146,32 @@ struct MlaStage {
   __device__ __forceinline__ MlaStage(int owner, uint32_t count)
       : index(static_cast<int>(count % Tile::kDepth) * 2 + owner),
         parity(count / Tile::kDepth % 2) {}
+};
+
+// What a warp has seen until now: KV blocks of each owner, as far as their stages depend on it, and
+// whether work tiles are even or odd. Why in one register: producers that convert have none to
+// spare.
+template <typename Tile>
+class MlaCounts {
+  static constexpr uint32_t kRound = 2 * Tile::kDepth;  // after so many blocks stages repeat
+  static_assert(kRound <= 128, "counts have 8 bits");
+
+ public:
+  // Blocks of an owner, `more` of them behind those until now.
+  __device__ __forceinline__ uint32_t blocks(int owner, uint32_t more) const {
+    return (counts_ >> 8 * owner & 0xff) + more;
+  }
+  __device__ __forceinline__ uint32_t tile_parity() const { return counts_ >> 16 & 1; }
+
+  // A work tile of so many blocks is done.
+  __device__ __forceinline__ void add_tile(int32_t of_tile) {
+    const uint32_t even = blocks(0, (of_tile + 1) / 2) % kRound;
+    const uint32_t odd = blocks(1, of_tile / 2) % kRound;
+    counts_ = even | odd << 8 | (tile_parity() ^ 1) << 16;
+  }
+
+ private:
+  uint32_t counts_ = 0;
 };
 
 // The first token of a KV block of a work tile. The last tokens are block 0.

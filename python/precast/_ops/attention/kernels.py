@@ -9,6 +9,7 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.export import Export
+from precast._op.scalars import RAW_KINDS
 from precast._ops.attention import reference_kernels as references
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode
@@ -204,6 +205,35 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
     # Without the block of a plan before, which would keep all of them alive.
     block.attention_plan = given if given.block is None else given._replace(block=None)
     return AttentionPlan(*options, True, slopes, block)
+
+
+def pack_again(packed: AttentionPlan, tables: Tables) -> AttentionPlan:
+    """Return a packed plan with other tables of as many requests, which has no mask and no items.
+
+    Its block is packed once more. Why not another block: making one takes longer than packing it,
+    and the plans of one workspace end with the next one in it. Tables that do not fit raise, and
+    leave the block as it was.
+    """
+    block = packed.block
+    assert block is not None
+    try:
+        _pack_tables(packed, tables)
+    except RAW_KINDS:
+        _pack_tables(packed, packed.tables)
+        raise
+    # Why not _replace: it takes three times as long.
+    model, shape, scores, _, mask, items, hints, hnd, ints, floats = packed[:10]
+    options = model, shape, scores, tables, mask, items, hints, hnd, ints, floats
+    block.attention_plan = AttentionPlan(*options)
+    return AttentionPlan(*options, True, packed.alibi_slopes, block)
+
+
+def _pack_tables(packed: AttentionPlan, tables: Tables) -> None:
+    pack_plan[packed.model.key[-1:]](
+        *(tables.kv_indptr, tables.qo_indptr, tables.kv_last_page_len, tables.kv_len),
+        *(tables.kv_indices, packed.int_workspace, packed.float_workspace),
+        *(None, None, packed.alibi_slopes, None, None, packed.block),
+    )
 
 
 def _number(option: str, value: float | None, default: float = 1.0) -> float:

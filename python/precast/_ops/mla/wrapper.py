@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.docs import documented
+from precast._op.scalars import RAW_KINDS
 from precast._ops.attention import backends, kernels, validation
-from precast._ops.attention.functional.launch import place
 from precast._ops.attention.lengths import total_and_longest
 from precast._ops.attention.plan import (
     NO_TABLES,
@@ -30,7 +30,13 @@ from precast._ops.mla import run as running
 from precast._ops.mla import tiles
 from precast._ops.mla._docs import PLAN, RUN
 from precast._ops.mla.cached_module import MLACachedModule
-from precast._ops.mla.metadata import MLAPlanMetadata, batch_of, list_of_pages, tables_of
+from precast._ops.mla.metadata import (
+    MLAPlanMetadata,
+    batch_of,
+    list_of_pages,
+    places_of,
+    tables_of,
+)
 from precast._ops.mla.options import Contract, checked_options
 from precast._ops.mla.reference import batch_mla_paged_attention_reference
 from precast._ops.mla.run import PlannedWrapper, Scale
@@ -183,17 +189,24 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         ):
             return False
         try:
-            places = (*map(place, given[:4]),)
+            places = places_of(given)
         except AttributeError:  # What is no tensor has an error that names it.
             return False
         if places != latest.places:
-            tables, count, in_place = tables_of(f"{self._name}.plan", given, self.device)
-            if not in_place or count != plan.shape.batch_size:
+            qo_indptr, kv_indptr, indices, lens = given[:4]
+            if lens.shape != (plan.shape.batch_size,):
                 return False
-            plan = kernels.pack(plan._replace(tables=tables, block=None))
-            latest = _Latest(latest.options, places, plan)
-        kernels.launch(plan, NO_TABLES)
-        self._plan, self._latest = plan, latest
+            try:
+                plan = kernels.pack_again(plan, Tables(qo_indptr, kv_indptr, None, indices, lens))
+            except RAW_KINDS:  # What does not fit has an error that names it, or is converted.
+                return False
+            self._latest = _Latest(latest.options, places, plan)
+        self._plan = plan
+        try:
+            kernels.launch(plan, NO_TABLES)
+        except BaseException:
+            self._forget_plan()  # The block of the plan before is now this one's.
+            raise
         return True
 
     def _plan_mla(self, given: Any) -> None:
@@ -242,7 +255,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         self._latest = None
         # What is on the host is read by plan(), and buffers of graphs are written.
         if is_flat_csr and in_place and rows < 0 and not self._use_cuda_graph:
-            self._latest = _Latest(given[4:], (*map(place, given[:4]),), self._plan)
+            self._latest = _Latest(given[4:], places_of(given), self._plan)
 
     @precast_api
     @gathers(_plan_mla, (*_FLAGS, "max_q_len"))
