@@ -21,6 +21,7 @@ struct Sm90Tiles {
   static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 72";
   static_assert(Choice::kChoices == 72, "kTactics");
   Launch tokens_are_rows, swapped;
+  int rows_of_column = 1;  // of the weight
 
   static bool has_tactic(int64_t tactic, TokenGroups kind) {
     return tactic < Choice::kChoices && is_legal(Choice::of(static_cast<int>(tactic)), kind);
@@ -31,7 +32,8 @@ struct Sm90Tiles {
     const Choice choice = tactic >= 0
                               ? Choice::of(tactic)
                               : known_choice<Choice>({params.kind, params.groups, expected_tokens,
-                                                      params.columns, params.depth, sms});
+                                                      rows_of_column * params.columns,
+                                                      params.depth, sms});
     return (choice.shape().swapped ? swapped : tokens_are_rows)(params, row_major_b, choice, sms,
                                                                 enable_pdl, stream);
   }

@@ -70,6 +70,21 @@ __device__ __forceinline__ void copy_weight_panels(uint32_t target, const Tensor
   }
 }
 
+// The same of a gated weight, whose map encode_gated_weight() makes: the rows of the columns of the
+// output from `column` on. If two CTAs share them, those of this one's half of the columns.
+template <typename Tile>
+__device__ __forceinline__ void copy_gated_rows(uint32_t target, const TensorMap* map,
+                                                uint64_t* full, bool is_shared, int k, int column,
+                                                int group) {
+  const int half = is_shared ? static_cast<int>(cluster_rank()) * (Tile::kWeights / 2) : 0;
+  const int eight = (column + half) / 8;
+  if (is_shared) {
+    copy_box_to_ctas(target + 2 * half * Tile::kRowBytes, map, full, 3, k, 0, 0, eight, group);
+  } else {
+    copy_box(target, map, full, k, 0, 0, eight, group);
+  }
+}
+
 // Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
 template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
@@ -78,7 +93,8 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
                                              const Buffers& buffers, int group_step) {
   Storage& shared = kept_object(storage);
   const Buffers stages = {kept(buffers.base)};
-  constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
+  constexpr bool kIsGated = kWeight && Params::kIsGated;
+  constexpr int kCount = kWeight ? Tile::kWeights * (kIsGated ? 2 : 1) : Tile::kTokens;
   PipelineState<Tile::kStages> state;
   GemmScheduler<Tile, Params> scheduler(params);
   const DepthRange depth(params);
@@ -89,9 +105,9 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
-    // Row-major panels always have all their columns.
+    // Row-major panels always have all their columns, and gated rows all of a tile.
     const int existing = (kWeight ? params.p.columns : params.p.tokens) - row;
-    const OperandRows<kCount> rows(kRowMajor ? kCount : existing,
+    const OperandRows<kCount> rows(kRowMajor || kIsGated ? kCount : existing,
                                    kWeight ? params.b_edge_rows : params.a_edge_rows);
     if (is_chosen) {
 #pragma unroll 1
@@ -104,6 +120,8 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
         if constexpr (kRowMajor) {
           copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
                                            group);
+        } else if constexpr (kIsGated) {
+          copy_gated_rows<Tile>(target, map, full, is_shared, block * kBlock, row, group);
         } else {
           copy_operand_rows<Tile>(target, map, edge, full, is_shared, rows, block * kBlock, row,
                                   group);

@@ -71,13 +71,30 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
   return encode_tensor_map(map, dtype, matrix.data, shape);
 }
 
+// The map of a gated weight [groups, 2 * columns, depth], whose second half of the rows are gates of
+// the first. A copy takes both rows of `box_columns` columns of the output: eight of the first half,
+// then their gates, then the next eight. So sums of both are in the same thread, whether rows of the
+// weight are rows or columns of wgmma.
+template <typename Matrix>
+cudaError_t encode_gated_weight(TensorMap& map, DType dtype, const Matrix& matrix, int groups,
+                                int columns, int depth, int box_columns) {
+  TensorMapShape shape;
+  shape.dim(depth, 0, 128 / tensor_map_element_bytes(dtype))
+      .dim(8, matrix.row_stride, 8)
+      .dim(2, columns * matrix.row_stride, 2)
+      .dim(columns / 8, 8 * matrix.row_stride, box_columns / 8)
+      .dim(groups, matrix.group_stride, 1);
+  shape.l2_bytes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  return encode_tensor_map(map, dtype, matrix.data, shape);
+}
+
 // Fills what all launches have but the maps, from the problem params.p. Returns
 // cudaErrorInvalidValue if there are more than kMostGemmUnits units.
 template <typename Tile, typename Choice, typename Params>
 cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
   const auto& p = params.p;
   const Sm90ClusterShape& cluster = choice.clusters();
-  const Sm90GemmUnits units(choice, p.tokens, p.columns);
+  const Sm90GemmUnits units(choice, p.tokens, p.columns * (Params::kIsGated ? 2 : 1));
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
   const int blocks = ceil_div(p.depth, 128 / Choice::Family::kElementBytes);
@@ -118,7 +135,10 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
   cudaError_t error = encode_gemm_matrix(params.a, dtype, p.a, a_groups, p.tokens, p.depth,
                                          shares_a ? Tile::kTokens / 2 : Tile::kTokens);
   if (error != cudaSuccess) return error;
-  if (params.has_row_major_b()) {  // a copy takes a stage's depth of 128 bytes of the columns
+  if constexpr (Params::kIsGated) {
+    error = encode_gated_weight(params.b, dtype, p.b, b_groups, p.columns, p.depth,
+                                shares_b ? Tile::kWeights / 2 : Tile::kWeights);
+  } else if (params.has_row_major_b()) {  // of the columns, a stage's depth of 128 bytes
     constexpr int kBlock = 128 / Choice::Family::kElementBytes;
     error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.depth, p.columns,
                                shares_b ? kBlock / 2 : kBlock);
@@ -136,8 +156,9 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                params.a_edge_rows);
     if (error != cudaSuccess) return error;
   }
-  params.b_edge_rows =
-      params.has_row_major_b() ? 0 : gemm_edge_rows(p.columns % Tile::kWeights, shares_b);
+  params.b_edge_rows = Params::kIsGated || params.has_row_major_b()
+                           ? 0
+                           : gemm_edge_rows(p.columns % Tile::kWeights, shares_b);
   if (params.b_edge_rows != 0) {
     error = encode_gemm_matrix(params.b_edge, dtype, p.b, b_groups, p.columns, p.depth,
                                params.b_edge_rows);

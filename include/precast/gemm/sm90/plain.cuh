@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM for sm_90a of operands without scales of blocks, of one weight or of one for each group of
 // tokens: the formula and the layouts of gemm/gemm_params.cuh, computed by wgmma on tiles that TMA
-// copies. Weights of 8 bits are [columns, depth]. `Types` are those of gemm16.cuh or scaled.cuh:
+// copies. Weights of 8 bits are [columns, depth]. `Types` are those of gemm16.cuh, gated.cuh or
+// scaled.cuh:
 //
 //   Operand, Bias, Out               element types; both operands have one
 //   Family                           the tiles, and how one is chosen
 //   kHasScales                       whether the sums are multiplied by scales of rows
 //   TileSums                         how a warpgroup computes its rows of a tile
 //   kHasSumsOfBlocks                 whether sums are other registers than accumulators
+//   kIsGated                         whether an output is a function of two sums: gated.cuh
+//   Epilogue                         how a warp writes its rows of a tile
 //
 // Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Two
 //          warps of its producer warpgroup copy the operands; its one or two consumer warpgroups
@@ -33,7 +36,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void PlainGemm
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char plain_gemm_smem[];
   run_gemm_cta<Tile, PlainStorage<Tile>, PlainProducer<Types, Tile>, PlainConsumer<Types, Tile>,
-               PlainEpilogue<Types, Tile>>(params, plain_gemm_smem);
+               typename Types::template Epilogue<Tile>>(params, plain_gemm_smem);
 #endif
 }
 
@@ -100,7 +103,7 @@ cudaError_t launch_plain_gemm(const GemmParams& p, bool row_major_b,
     constexpr Sm90TileShape kShape = Family::tile(kTile);
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
-        using Tile = PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas>;
+        using Tile = PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas, Types::kIsGated>;
         return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl, stream);
       }
     }

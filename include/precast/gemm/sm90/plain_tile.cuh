@@ -22,25 +22,25 @@ constexpr int kStagesBesideBuffers =
     Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kBuffers)>::kStages;
 // Two buffers for each warp, unless they take the place of a stage. Those that a tile does not
 // write equally often would be written again before TMA has read them. None if boxes would not fill
-// the tile's columns.
-template <int kRows, int kColumns, bool kIsSwapped>
+// the columns that a tile writes, kOutputs.
+template <int kRows, int kColumns, int kOutputs, bool kIsSwapped>
 constexpr int kStoreBuffers =
-    kIsSwapped || kColumns % PlainBox::kColumns != 0                                       ? 0
-    : kColumns / PlainBox::kColumns % 2 != 0                                               ? 1
+    kIsSwapped || kOutputs % PlainBox::kColumns != 0                                       ? 0
+    : kOutputs / PlainBox::kColumns % 2 != 0                                               ? 1
     : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
                                                                                            : 1;
 
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
-struct PlainTile
-    : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
-                   plain_tile_buffer_bytes(kRowsOf, kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>),
-                   kCtas> {
-  static constexpr int kBuffers = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>;
+// If it is gated, kWeights are the columns of its outputs, each of two rows of the weight.
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false,
+          int kBuffersOf = kStoreBuffers<kRowsOf, kColumnsOf,
+                                         kIsGated ? kColumnsOf / 2 : kColumnsOf, kIsSwapped>>
+struct PlainTile : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
+                                plain_tile_buffer_bytes(kRowsOf, kBuffersOf), kCtas> {
+  static constexpr int kBuffers = kBuffersOf;
+  static constexpr int kWeights = (kIsSwapped ? kRowsOf : kColumnsOf) / (kIsGated ? 2 : 1);
   // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
   static constexpr bool kOverlaps =
       fp8_tile_overlaps(kRowsOf, kColumnsOf) && (kCtas < 3 || kColumnsOf < 64);
-  static_assert(kColumnsOf % PlainBox::kColumns == 0 || kBuffers == 0,
-                "a row of boxes is a tile's");
 };
 
 #endif  // PRECAST_SM
