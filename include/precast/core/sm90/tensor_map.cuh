@@ -201,19 +201,6 @@ __device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMa
 #endif
 }
 
-__device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMap* map,
-                                                 uint64_t* barrier, uint16_t ctas, int c0, int c1,
-                                                 int c2, int c3, int c4) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(target),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4),
-      "h"(ctas)
-      : "memory");
-#endif
-}
-
 // Starts the copy of a box from shared memory to these coordinates of the tensor. What lies outside
 // of the tensor is not written, but for the rest of 16 bytes that begin in it. One thread calls it,
 // after fence_shared_for_async() and a barrier of those that have written the box; then

@@ -70,6 +70,20 @@ __device__ __forceinline__ void copy_weight_panels(uint32_t target, const Tensor
   }
 }
 
+// copy_box_to_ctas() of a box of five dimensions.
+__device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMap* map,
+                                                 uint64_t* barrier, uint16_t ctas, int c0, int c1,
+                                                 int c2, int c3, int c4) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(target),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4),
+      "h"(ctas)
+      : "memory");
+#endif
+}
+
 // The same of a gated weight, whose map encode_gated_weight() makes: the rows of the columns of the
 // output from `column` on. If two CTAs share them, those of this one's half of the columns.
 template <typename Tile>
