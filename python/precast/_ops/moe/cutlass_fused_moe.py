@@ -348,7 +348,9 @@ def cutlass_fused_moe(
     Modes:
 
     - ``input``, weights and ``output_dtype`` are all bfloat16 or all float16. The results of both
-      products and of the activation are rounded to it.
+      products and of the activation are rounded to it; those of the first product are not on
+      compute capability 9.0 with Swiglu, without its numbers and without ``fc1_expert_biases``,
+      where one kernel computes both.
     - ``input`` and weights are float8_e4m3fn. ``quant_scales``, float32, are the factor of the
       first product of each expert ``[experts]``, what activations are multiplied by before they are
       rounded (one number, or ``[experts]``), the factor of the second product ``[experts]``, and
