@@ -29,11 +29,10 @@ struct Sm90Tiles {
   cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
                      int sms, bool enable_pdl, cudaStream_t stream) const {
     if (params.weights == 0) return cudaSuccess;  // no segment has a weight
-    const Choice choice = tactic >= 0
-                              ? Choice::of(tactic)
-                              : known_choice<Choice>({params.kind, params.groups, expected_tokens,
-                                                      rows_of_column * params.columns,
-                                                      params.depth, sms});
+    const Choice choice =
+        tactic >= 0 ? Choice::of(tactic)
+                    : known_choice<Choice>({params.kind, params.groups, expected_tokens,
+                                            rows_of_column * params.columns, params.depth, sms});
     return (choice.shape().swapped ? swapped : tokens_are_rows)(params, row_major_b, choice, sms,
                                                                 enable_pdl, stream);
   }

@@ -2,9 +2,9 @@
 // The epilogue of a gated tile of GEMM for sm_90a: two sums become an output.
 //
 // A thread has the sums of a column and of its gate, because the weight's rows lie in a tile by
-// eights: eight of the first half, then their gates (encode_gated_weight()). Where rows of the weight
-// are columns of wgmma, they are two blocks of eight columns; where they are rows, they are the two
-// rows of a lane, eight apart.
+// eights: eight of the first half, then their gates (encode_gated_weight()). Where rows of the
+// weight are columns of wgmma, they are two blocks of eight columns; where they are rows, they are
+// the two rows of a lane, eight apart.
 #pragma once
 
 #include "precast/core/math.cuh"

@@ -71,10 +71,10 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
   return encode_tensor_map(map, dtype, matrix.data, shape);
 }
 
-// The map of a gated weight [groups, 2 * columns, depth], whose second half of the rows are gates of
-// the first. A copy takes both rows of `box_columns` columns of the output: eight of the first half,
-// then their gates, then the next eight. So sums of both are in the same thread, whether rows of the
-// weight are rows or columns of wgmma.
+// The map of a gated weight [groups, 2 * columns, depth], whose second half of the rows are gates
+// of the first. A copy takes both rows of `box_columns` columns of the output: eight of the first
+// half, then their gates, then the next eight. So sums of both are in the same thread, whether rows
+// of the weight are rows or columns of wgmma.
 template <typename Matrix>
 cudaError_t encode_gated_weight(TensorMap& map, DType dtype, const Matrix& matrix, int groups,
                                 int columns, int depth, int box_columns) {

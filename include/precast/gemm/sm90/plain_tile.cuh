@@ -32,10 +32,11 @@ constexpr int kStoreBuffers =
 
 // If it is gated, kWeights are the columns of its outputs, each of two rows of the weight.
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false,
-          int kBuffersOf = kStoreBuffers<kRowsOf, kColumnsOf,
-                                         kIsGated ? kColumnsOf / 2 : kColumnsOf, kIsSwapped>>
-struct PlainTile : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
-                                plain_tile_buffer_bytes(kRowsOf, kBuffersOf), kCtas> {
+          int kBuffersOf = kStoreBuffers < kRowsOf, kColumnsOf,
+          kIsGated ? kColumnsOf / 2 : kColumnsOf,
+          kIsSwapped >> struct PlainTile
+    : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0, plain_tile_buffer_bytes(kRowsOf, kBuffersOf),
+                   kCtas> {
   static constexpr int kBuffers = kBuffersOf;
   static constexpr int kWeights = (kIsSwapped ? kRowsOf : kColumnsOf) / (kIsGated ? 2 : 1);
   // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
