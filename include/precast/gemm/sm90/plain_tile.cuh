@@ -20,25 +20,33 @@ constexpr int plain_tile_buffer_bytes(int rows, int buffers) {
 template <int kRows, int kColumns, int kBuffers>
 constexpr int kStagesBesideBuffers =
     Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kBuffers)>::kStages;
+// What a tile writes of so many rows of the weight.
+constexpr int plain_tile_outputs(int weights, bool is_gated) {
+  return is_gated ? weights / 2 : weights;
+}
 // Two buffers for each warp, unless they take the place of a stage. Those that a tile does not
 // write equally often would be written again before TMA has read them. None if boxes would not fill
-// the columns that a tile writes, kOutputs.
-template <int kRows, int kColumns, int kOutputs, bool kIsSwapped>
+// the columns that a tile writes.
+template <int kRows, int kColumns, bool kIsSwapped, int kOutputs>
 constexpr int kStoreBuffers =
     kIsSwapped || kOutputs % PlainBox::kColumns != 0                                       ? 0
     : kOutputs / PlainBox::kColumns % 2 != 0                                               ? 1
     : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
                                                                                            : 1;
+template <int kRows, int kColumns, bool kIsSwapped, bool kIsGated>
+constexpr int kPlainTileBuffers =
+    kStoreBuffers<kRows, kColumns, kIsSwapped, plain_tile_outputs(kColumns, kIsGated)>;
 
 // If it is gated, kWeights are the columns of its outputs, each of two rows of the weight.
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false,
-          int kBuffersOf = kStoreBuffers < kRowsOf, kColumnsOf,
-          kIsGated ? kColumnsOf / 2 : kColumnsOf,
-          kIsSwapped >> struct PlainTile
-    : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0, plain_tile_buffer_bytes(kRowsOf, kBuffersOf),
-                   kCtas> {
-  static constexpr int kBuffers = kBuffersOf;
-  static constexpr int kWeights = (kIsSwapped ? kRowsOf : kColumnsOf) / (kIsGated ? 2 : 1);
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false>
+struct PlainTile
+    : Sm90GemmTile<
+          kRowsOf, kColumnsOf, kIsSwapped, 0,
+          plain_tile_buffer_bytes(kRowsOf,
+                                  kPlainTileBuffers<kRowsOf, kColumnsOf, kIsSwapped, kIsGated>),
+          kCtas> {
+  static constexpr int kBuffers = kPlainTileBuffers<kRowsOf, kColumnsOf, kIsSwapped, kIsGated>;
+  static constexpr int kWeights = plain_tile_outputs(kIsSwapped ? kRowsOf : kColumnsOf, kIsGated);
   // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
   static constexpr bool kOverlaps =
       fp8_tile_overlaps(kRowsOf, kColumnsOf) && (kCtas < 3 || kColumnsOf < 64);
