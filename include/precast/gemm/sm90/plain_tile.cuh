@@ -40,11 +40,10 @@ constexpr int kPlainTileBuffers =
 // If it is gated, kWeights are the columns of its outputs, each of two rows of the weight.
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false>
 struct PlainTile
-    : Sm90GemmTile<
-          kRowsOf, kColumnsOf, kIsSwapped, 0,
-          plain_tile_buffer_bytes(kRowsOf,
-                                  kPlainTileBuffers<kRowsOf, kColumnsOf, kIsSwapped, kIsGated>),
-          kCtas> {
+    : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
+                   plain_tile_buffer_bytes(
+                       kRowsOf, kPlainTileBuffers<kRowsOf, kColumnsOf, kIsSwapped, kIsGated>),
+                   kCtas> {
   static constexpr int kBuffers = kPlainTileBuffers<kRowsOf, kColumnsOf, kIsSwapped, kIsGated>;
   static constexpr int kWeights = plain_tile_outputs(kIsSwapped ? kRowsOf : kColumnsOf, kIsGated);
   // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
