@@ -270,6 +270,8 @@ void launch_mma_of_type(const MmaCall& call) {
       return launch_mma<T, 128>(call);
     case 160:
       return launch_mma<T, 160>(call);
+    case 176:
+      return launch_mma<T, 176>(call);
     case 192:
       return launch_mma<T, 192>(call);
     case 256:

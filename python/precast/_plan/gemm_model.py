@@ -112,6 +112,7 @@ FAMILIES = {
             *(Tile(64, columns) for columns in (64, 96, 128, 80)),
             Tile(64, 48, ctas=2),
             Tile(128, 160),
+            Tile(128, 176),
         ),
         {
             "plain": ("scaled_mm", "mm_fp8"),
@@ -134,6 +135,7 @@ FAMILIES = {
             Tile(64, 80),
             Tile(64, 48, ctas=2),
             Tile(128, 160),
+            Tile(128, 176),
         ),
         {
             "plain": ("mm_bf16",),
