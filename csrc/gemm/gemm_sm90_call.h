@@ -18,8 +18,8 @@ template <typename Choice>
 struct Sm90Tiles {
   using Launch = cudaError_t (*)(const GemmParams& params, bool row_major_b, const Choice& choice,
                                  int sms, bool enable_pdl, cudaStream_t stream);
-  static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 72";
-  static_assert(Choice::kChoices == 72, "kTactics");
+  static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 96";
+  static_assert(Choice::kChoices == 96, "kTactics");
   Launch tokens_are_rows, swapped;
   int rows_of_column = 1;  // of the weight
 

@@ -2,6 +2,7 @@
 // How a producer warp of the GEMMs for sm_90a copies an operand by TMA.
 #pragma once
 
+#include "precast/core/launch.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
@@ -89,6 +90,7 @@ template <typename Tile>
 __device__ __forceinline__ void copy_gated_rows(uint32_t target, const TensorMap* map,
                                                 uint64_t* full, bool is_shared, int k, int column,
                                                 int group) {
+  static_assert(Tile::kWeights % 16 == 0, "two CTAs copy whole eights");
   const int half = is_shared ? static_cast<int>(cluster_rank()) * (Tile::kWeights / 2) : 0;
   const int eight = (column + half) / 8;
   if (is_shared) {
@@ -125,6 +127,7 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
     if (is_chosen) {
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
+        if (kWeight && block == depth.end - params.blocks_beside_next) launch_dependent_grids();
         shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
         uint64_t* full = &shared.stages.full[state.stage];
         mbarrier_arrive_expect_tx(full, rows.boxes * rows.box_rows * Tile::kRowBytes);

@@ -9,9 +9,10 @@ namespace precast {
 
 // The index is that of Gemm16Choice::tile, which tests and tuning tables know.
 constexpr Sm90TileShape kGemm16Tiles[] = {
-    {128, 256, false}, {128, 192, false}, {128, 128, false}, {128, 64, true, 1},
-    {64, 128, false},  {64, 64, true, 2}, {64, 32, true, 2}, {64, 16, true, 2},
-    {64, 16, true, 3}, {64, 64, false},   {64, 192, false},  {128, 64, false},
+    {128, 256, false}, {128, 192, false},  {128, 128, false}, {128, 64, true, 1},
+    {64, 128, false},  {64, 64, true, 2},  {64, 32, true, 2}, {64, 16, true, 2},
+    {64, 16, true, 3}, {64, 64, false},    {64, 192, false},  {128, 64, false},
+    {64, 80, false},   {64, 48, false, 2}, {128, 160, false}, {128, 176, false},
 };
 
 struct Gemm16Family {

@@ -21,7 +21,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
   auto& shared = *reinterpret_cast<Storage*>(smem + Buffers::kStorageOffset);
   const bool splits_k = params.use == ClusterUse::splits_k;
   const bool shares = shares_operand(params.use);
-  launch_dependent_grids();
+  if (params.blocks_beside_next == 0) launch_dependent_grids();
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == 0) {
@@ -119,6 +119,18 @@ cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
   return cudaSuccess;
 }
 
+// Whether each CTA has one tile, or its part of one, and the host knows it.
+template <typename Params>
+bool has_one_tile_per_cta(const Params& params) {
+  return params.p.kind == TokenGroups::equal &&
+         params.clusters == int64_t(params.token_units) * params.column_units * params.p.groups;
+}
+
+// The copies of so many blocks of the depth take about as long as the start of the next grid. Why
+// not earlier: its CTAs take the places that are free at that moment, so that SMs would have two or
+// three beside others that have none ("The next grid of a GEMM starts late" in docs/decisions.md).
+constexpr int kBlocksBesideNext = 8;
+
 // The rows of a box that copies `rows` rows, or of one of two: whole atoms of eight.
 constexpr int gemm_edge_rows(int rows, bool is_shared) {
   return ceil_div(rows, is_shared ? 16 : 8) * 8;
@@ -164,7 +176,12 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                params.b_edge_rows);
     if (error != cudaSuccess) return error;
   }
-  return plan_gemm_units<Tile>(params, choice, sms);
+  error = plan_gemm_units<Tile>(params, choice, sms);
+  if (error != cudaSuccess) return error;
+  if (has_one_tile_per_cta(params)) {
+    params.blocks_beside_next = std::min(kBlocksBesideNext, params.blocks);
+  }
+  return cudaSuccess;
 }
 
 template <typename Tile, typename Params>

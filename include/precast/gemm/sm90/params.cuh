@@ -21,6 +21,9 @@ struct GemmLaunchParams {
   // Blocks of the depth that a CTA multiplies; if it splits the depth, the first ones of a cluster
   // have one more.
   int blocks, ctas_with_more;
+  // Blocks of the depth before the end of a CTA's only tile at which the next grid may start; 0 if
+  // it may when the CTA begins.
+  int blocks_beside_next;
   // Units are the tiles of a cluster. Those of a group are numbered in bands of `band` units along
   // the tokens, in a band column by column, so that what the CTAs read at a time stays in L2.
   int token_units;  // of a group; not used where its size is on the device

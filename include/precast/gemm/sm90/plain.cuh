@@ -67,8 +67,8 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
   cudaError_t error;
   if (params.stores_boxes) {
     TensorMapShape shape;
-    shape.dim(p.columns, 0, PlainBox::kColumns)
-        .dim(p.tokens, p.out_row_stride * sizeof(T), PlainBox::kRows)
+    shape.dim(p.columns, 0, Tile::Box::kColumns)
+        .dim(p.tokens, p.out_row_stride * sizeof(T), Tile::Box::kRows)
         .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
     error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
     if (error != cudaSuccess) return error;
@@ -90,6 +90,22 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
                                              stream);
 }
 
+// The tile that takes the place of one whose columns are no whole panels, for a row-major weight or
+// a gated one: the next wider one of as many rows.
+template <typename Family>
+constexpr int tile_of_panels(int tile) {
+  const Sm90TileShape& given = Family::tile(tile);
+  int best = tile;
+  for (int i = 0; i < Family::kTiles; ++i) {
+    const Sm90TileShape& shape = Family::tile(i);
+    const bool is_alike = shape.swapped == given.swapped && shape.tokens() == given.tokens();
+    if (!is_alike || shape.weights() % kPanelColumns != 0) continue;
+    if (shape.weights() < given.weights()) continue;
+    if (best == tile || shape.weights() < Family::tile(best).weights()) best = i;
+  }
+  return best;
+}
+
 // Launches the product on `stream` with one of the tiles that are swapped, or are not. The problem
 // is not empty, its depth is not 0, and the choice is legal for it.
 template <typename Types, bool kSwapped, int kTile = 0>
@@ -103,8 +119,22 @@ cudaError_t launch_plain_gemm(const GemmParams& p, bool row_major_b,
     constexpr Sm90TileShape kShape = Family::tile(kTile);
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
-        using Tile = PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas, Types::kIsGated>;
-        return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl, stream);
+        // Halves of a gated tile, and what two CTAs copy of it, are whole eights of outputs.
+        constexpr bool kHasPanels = kShape.weights() % kPanelColumns == 0;
+        if constexpr (Family::kElementBytes == 2 && !kHasPanels) {
+          constexpr int kOther = tile_of_panels<Family>(kTile);
+          static_assert(kOther != kTile, "a tile for row-major and for gated weights");
+          if (Types::kIsGated || row_major_b) {
+            return launch_plain_gemm<Types, kSwapped>(p, row_major_b, {kOther, choice.cluster, 0.0},
+                                                      sms, enable_pdl, stream);
+          }
+        }
+        if constexpr (kHasPanels || !Types::kIsGated) {
+          using Tile =
+              PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas, Types::kIsGated>;
+          return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl,
+                                                     stream);
+        }
       }
     }
     return launch_plain_gemm<Types, kSwapped, kTile + 1>(p, row_major_b, choice, sms, enable_pdl,
