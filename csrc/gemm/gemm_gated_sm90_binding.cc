@@ -9,10 +9,11 @@ namespace precast {
 
 // csrc/gemm/gemm_gated_sm90.cu, csrc/gemm/gemm_gated_sm90_swapped.cu
 extern const DType gemm_gated_sm90_dtype;
-cudaError_t gemm_gated_sm90(const GemmParams& params, bool row_major_b, const Gemm16Choice& choice,
-                            int sms, bool enable_pdl, cudaStream_t stream);
+cudaError_t gemm_gated_sm90(const GemmParams& params, bool row_major_b,
+                            const GatedGemmChoice& choice, int sms, bool enable_pdl,
+                            cudaStream_t stream);
 cudaError_t gemm_gated_sm90_swapped(const GemmParams& params, bool row_major_b,
-                                    const Gemm16Choice& choice, int sms, bool enable_pdl,
+                                    const GatedGemmChoice& choice, int sms, bool enable_pdl,
                                     cudaStream_t stream);
 
 namespace {
@@ -46,7 +47,7 @@ void grouped_mm_swiglu_entry(TensorView a, TensorView b, TensorView m_indptr, Te
   params.kind = TokenGroups::ranges;
   params.group_info = numbers_of(starts, groups + 1, params.info_is_int64);
   const int64_t expected = groups > 0 ? (m + groups - 1) / groups : 0;
-  run_gemm_sm90<Gemm16Choice>(
+  run_gemm_sm90<GatedGemmChoice>(
       {in, to, {rows_of(by), false}, by, columns, groups, groups, expected, tactic, enable_pdl},
       params, {gemm_gated_sm90, gemm_gated_sm90_swapped, 2});
 }

@@ -10,7 +10,7 @@
 namespace precast {
 
 cudaError_t gemm_gated_sm90_swapped(const GemmParams& params, bool row_major_b,
-                                    const Gemm16Choice& choice, int sms, bool enable_pdl,
+                                    const GatedGemmChoice& choice, int sms, bool enable_pdl,
                                     cudaStream_t stream) {
   using Types = GatedGemmTypes<PRECAST_DTYPE, Swiglu>;
   return launch_plain_gemm<Types, true>(params, row_major_b, choice, sms, enable_pdl, stream);

@@ -24,7 +24,7 @@ struct GatedGemmTypes {
   using Bias = T;
   using Out = T;
   using Function = Act;
-  using Family = Gemm16Family;
+  using Family = GatedGemmFamily;
   template <typename Tile, typename Barriers, typename Params>
   using TileSums = DepthSums<T, Tile, Barriers, Params>;
   template <typename Tile>

@@ -15,11 +15,19 @@ constexpr Sm90TileShape kGemm16Tiles[] = {
     {64, 80, false},   {64, 48, false, 2}, {128, 160, false}, {128, 176, false},
 };
 
-struct Gemm16Family {
+struct Gemm16Family : Sm90GemmFamily {
   using Costs = Gemm16Costs;
   static constexpr int kTiles = sizeof(kGemm16Tiles) / sizeof(kGemm16Tiles[0]), kElementBytes = 2;
   static constexpr const Sm90TileShape& tile(int index) { return kGemm16Tiles[index]; }
 };
 using Gemm16Choice = Sm90GemmChoice<Gemm16Family>;
+
+// Those of gated weights have the same numbers, so that tuning tables hold for both. A tile has
+// half as many outputs as rows of the weight: whole boxes of 32 columns, and whole eights for each
+// of two CTAs that share the weight.
+struct GatedGemmFamily : Gemm16Family {
+  static constexpr bool has_kernel(int index) { return tile(index).weights() % 64 == 0; }
+};
+using GatedGemmChoice = Sm90GemmChoice<GatedGemmFamily>;
 
 }  // namespace precast

@@ -90,8 +90,8 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
                                              stream);
 }
 
-// The tile that takes the place of one whose columns are no whole panels, for a row-major weight or
-// a gated one: the next wider one of as many rows.
+// The tile that takes the place of one whose columns are no whole panels, if the weight is
+// row-major or there is no kernel: the next wider one of as many rows.
 template <typename Family>
 constexpr int tile_of_panels(int tile) {
   const Sm90TileShape& given = Family::tile(tile);
@@ -119,17 +119,15 @@ cudaError_t launch_plain_gemm(const GemmParams& p, bool row_major_b,
     constexpr Sm90TileShape kShape = Family::tile(kTile);
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
-        // Halves of a gated tile, and what two CTAs copy of it, are whole eights of outputs.
-        constexpr bool kHasPanels = kShape.weights() % kPanelColumns == 0;
-        if constexpr (Family::kElementBytes == 2 && !kHasPanels) {
+        if constexpr (Family::kElementBytes == 2 && kShape.weights() % kPanelColumns != 0) {
           constexpr int kOther = tile_of_panels<Family>(kTile);
-          static_assert(kOther != kTile, "a tile for row-major and for gated weights");
-          if (Types::kIsGated || row_major_b) {
+          static_assert(kOther != kTile && Family::has_kernel(kOther), "a tile in its place");
+          if (row_major_b || !Family::has_kernel(kTile)) {
             return launch_plain_gemm<Types, kSwapped>(p, row_major_b, {kOther, choice.cluster, 0.0},
                                                       sms, enable_pdl, stream);
           }
         }
-        if constexpr (kHasPanels || !Types::kIsGated) {
+        if constexpr (Family::has_kernel(kTile)) {
           using Tile =
               PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas, Types::kIsGated>;
           return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl,

@@ -15,7 +15,7 @@ constexpr Sm90TileShape kScaledGemmTiles[] = {
     {64, 80, false},   {64, 48, false, 2}, {128, 160, false}, {128, 176, false},
 };
 
-struct ScaledGemmFamily {
+struct ScaledGemmFamily : Sm90GemmFamily {
   using Costs = ScaledGemmCosts;
   static constexpr int kTiles = sizeof(kScaledGemmTiles) / sizeof(kScaledGemmTiles[0]);
   static constexpr int kElementBytes = 1;
