@@ -18,6 +18,7 @@ from test_gpu_gemm import BF16, COUNTS, DEVICE, F16, guarded, starts_of, whole
 from precast import gemm
 from precast._ops.gemm._gated import GROUPED_SWIGLU
 from precast._ops.gemm._plain import CHOICES, UNSPLIT
+from precast._plan.gemm_model import Choice, choices
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
@@ -70,6 +71,24 @@ def test_every_tile(choice: int, dtype: torch.dtype, generator: torch.Generator)
             GROUPED_SWIGLU.launch(a, b, starts_of(counts), out.view, choice)
             out.check()
             check(out.view, a, b, counts)
+
+
+def test_the_next_wider_tile_takes_the_place_of_one_without_a_kernel(
+    generator: torch.Generator,
+) -> None:
+    counts = [130, 0, 67, 3]
+    a, b = operands(generator, BF16, counts, 264, 1024)
+    by_name = {choice.name: choice for choice in choices("bf16")}
+
+    def product(choice: Choice) -> torch.Tensor:
+        out = torch.full((len(a), 264), torch.nan, dtype=BF16, device=DEVICE)
+        GROUPED_SWIGLU.launch(a, b, starts_of(counts), out, choice.number)
+        check(out, a, b, counts)
+        return out[3:-7]
+
+    for narrow, wide in (("64x48@2", "64x64"), ("64x80", "64x128"), ("128x176", "128x192")):
+        for cluster in ("", "+shares_a", "+shares_b"):
+            assert torch.equal(*(product(by_name[tile + cluster]) for tile in (narrow, wide)))
 
 
 @pytest.mark.parametrize("choice", UNSPLIT)
