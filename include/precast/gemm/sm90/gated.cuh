@@ -8,8 +8,9 @@
 //
 // Measured 2026-11-27 on an H200, bf16, first products of Qwen3-30B (128 experts, 2 * 768 x 2048)
 // with 64, 4096 and 16384 tokens: 177, 449 and 1401 us. The product alone takes 178, 475 and 1411,
-// and with moe_activation 180, 521 and 1555. Source   Shazeer, GLU Variants Improve Transformer,
-// arXiv:2002.05202
+// and with moe_activation 180, 521 and 1555.
+//
+// Source   Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202
 #pragma once
 
 #include "precast/gemm/sm90/depth_sums.cuh"

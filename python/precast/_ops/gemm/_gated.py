@@ -61,6 +61,8 @@ GROUPED_SWIGLU = Export(
     "enable_pdl:pdl_on",
     check=_check,
     write=_write,
+    function="cutlass_fused_moe",
+    error_name="grouped_mm_swiglu",
     traced=False,
     adapt=adaptation("grouped_mm_bf16"),
 )
