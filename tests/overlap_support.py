@@ -230,6 +230,9 @@ def recorded() -> dict[str, list[Call]]:
         if has_calls_of_function(other):
             assert isinstance(other, Export)
             found[other.name] = [Call(other, call.values) for call in found[other.function]]
+    gated = kernels()["grouped_mm_swiglu"]
+    assert isinstance(gated, Export)
+    found[gated.name] = [Call(gated, with_gates(call.values)) for call in found["grouped_mm_bf16"]]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
@@ -248,6 +251,12 @@ def has_calls_of_function(kernel: Kernel) -> bool:
     """Whether it is a second kernel of a public function, which reference mode never chooses."""
     gemms = ("fp8_gemm_sm90", "gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90")
     return kernel.op in gemms or kernel.op.endswith(CUTE_DSL)
+
+
+def with_gates(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a product of groups, with weights that have a gate for each column."""
+    a, b, starts, out, *others = values
+    return a, torch.cat([b, b], 1), starts, out.to(a.dtype), *others
 
 
 def _calls_of_groups() -> list[Call]:

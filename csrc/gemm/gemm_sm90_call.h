@@ -18,9 +18,10 @@ template <typename Choice>
 struct Sm90Tiles {
   using Launch = cudaError_t (*)(const GemmParams& params, bool row_major_b, const Choice& choice,
                                  int sms, bool enable_pdl, cudaStream_t stream);
-  static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 72";
-  static_assert(Choice::kChoices == 72, "kTactics");
+  static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 96";
+  static_assert(Choice::kChoices == 96, "kTactics");
   Launch tokens_are_rows, swapped;
+  int rows_of_column = 1;  // of the weight
 
   static bool has_tactic(int64_t tactic, TokenGroups kind) {
     return tactic < Choice::kChoices && is_legal(Choice::of(static_cast<int>(tactic)), kind);
@@ -28,10 +29,10 @@ struct Sm90Tiles {
   cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
                      int sms, bool enable_pdl, cudaStream_t stream) const {
     if (params.weights == 0) return cudaSuccess;  // no segment has a weight
-    const Choice choice = tactic >= 0
-                              ? Choice::of(tactic)
-                              : known_choice<Choice>({params.kind, params.groups, expected_tokens,
-                                                      params.columns, params.depth, sms});
+    const Choice choice =
+        tactic >= 0 ? Choice::of(tactic)
+                    : known_choice<Choice>({params.kind, params.groups, expected_tokens,
+                                            rows_of_column * params.columns, params.depth, sms});
     return (choice.shape().swapped ? swapped : tokens_are_rows)(params, row_major_b, choice, sms,
                                                                 enable_pdl, stream);
   }

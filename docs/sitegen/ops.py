@@ -27,7 +27,8 @@ def family(public: Public) -> str | None:
     if public.name in kernels():
         return kernels()[public.name].op
     value = getattr(precast, public.name)
-    ops = {kernel.op for kernel in kernels().values() if kernel.function == public.name}
+    # A kernel whose calls are none of the function is a step of it.
+    ops = {k.op for k in kernels().values() if k.function == public.name and k.traced}
     if len(ops) == 1 and not inspect.isclass(value):
         return ops.pop()  # Its exports have other names.
     folder = value.__module__.split(".")[2]

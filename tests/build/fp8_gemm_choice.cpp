@@ -116,6 +116,7 @@ static void check_choices(int problems, unsigned seed) {
     const Fp8GemmProblem problem = random_problem(below);
     const Choice best = choose_sm90_gemm<Choice>(problem);
     REQUIRE(is_legal(best, problem.kind));
+    REQUIRE(Choice::Family::has_kernel(best.tile));
     REQUIRE(best.clocks > 0);
     REQUIRE(best.number() == choose_sm90_gemm<Choice>(problem).number());
     for (int number = 0; number < Choice::kChoices; ++number) {
@@ -125,7 +126,8 @@ static void check_choices(int problems, unsigned seed) {
       REQUIRE(use != ClusterUse::shares_b || problem.kind != TokenGroups::blocks);
       REQUIRE(choice.shape().tokens() <= kFp8Block || problem.kind != TokenGroups::blocks);
       REQUIRE(use != ClusterUse::splits_k || problem.kind == TokenGroups::equal);
-      REQUIRE(best.clocks <= sm90_gemm_clocks(choice, problem));
+      REQUIRE(!Choice::Family::has_kernel(choice.tile) ||
+              best.clocks <= sm90_gemm_clocks(choice, problem));
       if (number % 7 == g_problem % 7) check_places(choice, problem);
     }
     Fp8GemmProblem more = problem;
@@ -150,6 +152,7 @@ int main(int argc, char** argv) {
   check_choices<Fp8GemmChoice>(problems, seed);
   check_choices<Gemm16Choice>(problems, seed);
   check_choices<ScaledGemmChoice>(problems, seed);
+  check_choices<GatedGemmChoice>(problems, seed);
   static_assert(int(ScaledGemmChoice::kChoices) == int(Gemm16Choice::kChoices), "CHOICES");
   std::printf("%d and %d choices\n", Fp8GemmChoice::kChoices, Gemm16Choice::kChoices);
   return 0;

@@ -64,6 +64,7 @@ BROKEN = {
         "if (use == ClusterUse::shares_b) return kind == TokenGroups::blocks;",
     ),
     "tiles of two blocks": ("choice.shape().tokens() > kFp8Block", "choice.shape().tokens() > 512"),
+    "a tile without a kernel": (" || !Choice::Family::has_kernel(choice.tile)", ""),
     "the best": ("choice.clocks < best.clocks", "choice.clocks > best.clocks"),
 }
 

@@ -247,39 +247,33 @@ void launch_mma_of_type(const MmaCall& call) {
     switch (call.d.size(1)) {
       case 8:
         return launch_mma<T, 8>(call);
-      case 16:
-        return launch_mma<T, 16>(call);
-      case 32:
-        return launch_mma<T, 32>(call);
       case 72:
         return launch_mma<T, 72>(call);
-      case 96:
-        return launch_mma<T, 96>(call);
       case 136:
         return launch_mma<T, 136>(call);
-      case 160:
-        return launch_mma<T, 160>(call);
-      case 192:
-        return launch_mma<T, 192>(call);
-    }
-  }
-  if constexpr (sizeof(T) == 2) {
-    switch (call.d.size(1)) {
-      case 16:
-        return launch_mma<T, 16>(call);
-      case 32:
-        return launch_mma<T, 32>(call);
-      case 96:
-        return launch_mma<T, 96>(call);
-      case 192:
-        return launch_mma<T, 192>(call);
     }
   }
   switch (call.d.size(1)) {
+    case 16:
+      return launch_mma<T, 16>(call);
+    case 32:
+      return launch_mma<T, 32>(call);
+    case 48:
+      return launch_mma<T, 48>(call);
     case 64:
       return launch_mma<T, 64>(call);
+    case 80:
+      return launch_mma<T, 80>(call);
+    case 96:
+      return launch_mma<T, 96>(call);
     case 128:
       return launch_mma<T, 128>(call);
+    case 160:
+      return launch_mma<T, 160>(call);
+    case 176:
+      return launch_mma<T, 176>(call);
+    case 192:
+      return launch_mma<T, 192>(call);
     case 256:
       return launch_mma<T, 256>(call);
     default:

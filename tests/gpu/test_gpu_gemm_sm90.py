@@ -181,6 +181,34 @@ def test_a_graph_of_several_shapes(generator: torch.Generator) -> None:
             equal(out, product(x, weight.T))
 
 
+@pytest.mark.parametrize("rows", [5, 100, 300])
+def test_products_of_products(rows: int, generator: torch.Generator) -> None:
+    """Each launch reads what the one before writes, which lets it start early; by every choice."""
+    x, size = whole(generator, BF16, rows, 1280), CHOICES + 1
+    order = [torch.randperm(1280, generator=generator, device=DEVICE) for _ in range(3)]
+    weights = [torch.eye(1280, dtype=BF16, device=DEVICE)[at].contiguous() for at in order]
+    outs = torch.empty(size, rows, 1280, dtype=BF16, device=DEVICE)
+
+    def calls() -> None:
+        outs[0].copy_(x)
+        for choice in range(CHOICES):
+            weight = weights[choice % len(weights)]
+            _MM_SM90.launch(outs[choice], weight.T, None, outs[choice + 1], choice, True)
+
+    calls()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    for _ in range(3):
+        x.copy_(whole(generator, BF16, *x.shape))
+        outs.fill_(torch.nan)
+        graph.replay()
+        want = x
+        for choice in range(CHOICES):
+            want = want[:, order[choice % len(order)]]
+            assert torch.equal(outs[choice + 1], want), choice
+
+
 def test_random_problems(generator: torch.Generator) -> None:
     """Sizes and choices at random, with numbers that sums round."""
     host = random.Random(generator.initial_seed())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
-from overlap_support import has_calls_of_function
+from overlap_support import has_calls_of_function, with_gates
 from wrong_values import wrong_tensors
 
 import precast
@@ -88,6 +88,7 @@ def valid_calls() -> dict[str, list[Args]]:
     for name, kernel in kernels().items():
         if has_calls_of_function(kernel):
             calls[name] = calls[kernel.function]
+    calls["grouped_mm_swiglu"] = [with_gates(args) for args in calls["grouped_mm_bf16"]]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
 

@@ -109,7 +109,10 @@ FAMILIES = {
             Tile(256, 128),
             *(Tile(64, columns, True, 2) for columns in (64, 32, 16)),
             Tile(64, 16, True, 3),
-            *(Tile(64, columns) for columns in (64, 96, 128)),
+            *(Tile(64, columns) for columns in (64, 96, 128, 80)),
+            Tile(64, 48, ctas=2),
+            Tile(128, 160),
+            Tile(128, 176),
         ),
         {
             "plain": ("scaled_mm", "mm_fp8"),
@@ -129,6 +132,10 @@ FAMILIES = {
             Tile(64, 64),
             Tile(64, 192),
             Tile(128, 64),
+            Tile(64, 80),
+            Tile(64, 48, ctas=2),
+            Tile(128, 160),
+            Tile(128, 176),
         ),
         {
             "plain": ("mm_bf16",),

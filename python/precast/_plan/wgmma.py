@@ -12,7 +12,7 @@ SOURCE = "python/precast/_plan/wgmma.py"
 _Forms = dict[tuple[str, str], tuple[int, ...]]
 _FORMS_16: _Forms = {
     ("new", "ss"): (64, 128),
-    ("add", "ss"): (16, 32, 64, 128, 192, 256),
+    ("add", "ss"): (16, 32, 48, 64, 80, 128, 160, 176, 192, 256),
     ("add", "rs"): (64, 96, 128, 256),
 }
 # Weights of MXFP4 are unpacked to bf16 in registers.
@@ -20,8 +20,8 @@ _FORMS_BF16: _Forms = {**_FORMS_16, ("add", "rs"): (32, 64, 96, 128, 256)}
 # The few columns are for GEMMs of few rows, which are the columns of the transposed product. Eight
 # more than 64 or 128 are those of a column that attention adds to V.
 _FORMS_8: _Forms = {
-    ("new", "ss"): (8, 16, 32, 64, 96, 128, 160, 192, 256),
-    ("add", "ss"): (8, 16, 32, 64, 96, 128, 160, 192, 256),
+    ("new", "ss"): (8, 16, 32, 48, 64, 80, 96, 128, 160, 176, 192, 256),
+    ("add", "ss"): (8, 16, 32, 48, 64, 80, 96, 128, 160, 176, 192, 256),
     ("either", "ss"): (128,),
     ("new", "rs"): (8, 64, 72, 128, 136, 256),
     ("add", "rs"): (8, 64, 72, 128, 136, 256),

@@ -253,7 +253,7 @@ def test_tactics_are_those_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ValueError, match=rf"^{name}: tactic must be -1 or a tile below 4, got"):
             getattr(gemm, name)(**given, tactic=4)
     monkeypatch.setattr(_plain, "is_hopper", lambda device: True)
-    words = "tactic must be -1 or a tile and cluster for this kind of tokens below 72"
+    words = "tactic must be -1 or a tile and cluster for this kind of tokens below 96"
     for name, given in calls.items():
         legal = _plain.UNSPLIT if name == "grouped_mm_fp8" else range(_plain.CHOICES)
         for tactic in range(_plain.CHOICES + 1):

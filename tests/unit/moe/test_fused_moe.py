@@ -128,6 +128,21 @@ def test_numbers_of_swiglu_turn_it_into_swiglu_bias(generator: torch.Generator) 
     )
 
 
+def test_where_the_first_product_computes_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    act, cuda, bias = ActivationType, torch.device("cuda", 0), torch.ones(1)
+    modes = list(_experts.Mode)
+    for is_hopper in (True, False):
+        monkeypatch.setattr(_experts, "is_hopper", lambda device, is_hopper=is_hopper: is_hopper)
+        fused = [
+            (mode, function, given)
+            for mode in modes
+            for function in COMPUTED
+            for given in (None, bias)
+            if _experts.is_fused(mode, function, cuda, given)
+        ]
+        assert fused == ([(_experts.Mode.HALF, act.Swiglu, None)] if is_hopper else [])
+
+
 @modes
 def test_memory_that_the_caller_brings(mode: str, generator: torch.Generator) -> None:
     call = draw(23, 4, 3, 128, 128, generator, mode=mode, ep_size=2)

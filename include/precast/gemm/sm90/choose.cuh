@@ -92,7 +92,13 @@ struct Sm90GemmChoice {
   constexpr const Sm90ClusterShape& clusters() const { return kSm90Clusters[cluster]; }
 };
 
-struct Fp8GemmFamily {
+// What families have that are compiled for all their tiles. A tile without a kernel is never the
+// fastest; a launch that is told to take it takes the next wider one.
+struct Sm90GemmFamily {
+  static constexpr bool has_kernel(int) { return true; }
+};
+
+struct Fp8GemmFamily : Sm90GemmFamily {
   using Costs = Fp8GemmCosts;
   static constexpr int kTiles = kNumFp8Tiles, kElementBytes = 1;
   static constexpr const Sm90TileShape& tile(int index) { return kFp8Tiles[index]; }
@@ -204,7 +210,7 @@ Choice choose_sm90_gemm(const Fp8GemmProblem& problem) {
   Choice best = {};
   for (int number = 0; number < Choice::kChoices; ++number) {
     Choice choice = Choice::of(number);
-    if (!is_legal(choice, problem.kind)) continue;
+    if (!is_legal(choice, problem.kind) || !Choice::Family::has_kernel(choice.tile)) continue;
     choice.clocks = sm90_gemm_clocks(choice, problem);
     if (number == 0 || choice.clocks < best.clocks) best = choice;
   }

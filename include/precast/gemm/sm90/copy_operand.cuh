@@ -2,6 +2,7 @@
 // How a producer warp of the GEMMs for sm_90a copies an operand by TMA.
 #pragma once
 
+#include "precast/core/launch.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
 #include "precast/gemm/sm90/tile.cuh"
 
@@ -70,6 +71,35 @@ __device__ __forceinline__ void copy_weight_panels(uint32_t target, const Tensor
   }
 }
 
+// copy_box_to_ctas() of a box of five dimensions.
+__device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMap* map,
+                                                 uint64_t* barrier, uint16_t ctas, int c0, int c1,
+                                                 int c2, int c3, int c4) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(target),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(ctas)
+      : "memory");
+#endif
+}
+
+// The same of a gated weight, whose map encode_gated_weight() makes: the rows of the columns of the
+// output from `column` on. If two CTAs share them, those of this one's half of the columns.
+template <typename Tile>
+__device__ __forceinline__ void copy_gated_rows(uint32_t target, const TensorMap* map,
+                                                uint64_t* full, bool is_shared, int k, int column,
+                                                int group) {
+  static_assert(Tile::kWeights % 16 == 0, "two CTAs copy whole eights");
+  const int half = is_shared ? static_cast<int>(cluster_rank()) * (Tile::kWeights / 2) : 0;
+  const int eight = (column + half) / 8;
+  if (is_shared) {
+    copy_box_to_ctas(target + 2 * half * Tile::kRowBytes, map, full, 3, k, 0, 0, eight, group);
+  } else {
+    copy_box(target, map, full, k, 0, 0, eight, group);
+  }
+}
+
 // Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
 template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
@@ -78,7 +108,8 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
                                              const Buffers& buffers, int group_step) {
   Storage& shared = kept_object(storage);
   const Buffers stages = {kept(buffers.base)};
-  constexpr int kCount = kWeight ? Tile::kWeights : Tile::kTokens;
+  constexpr bool kIsGated = kWeight && Params::kIsGated;
+  constexpr int kCount = kWeight ? Tile::kWeights * (kIsGated ? 2 : 1) : Tile::kTokens;
   PipelineState<Tile::kStages> state;
   GemmScheduler<Tile, Params> scheduler(params);
   const DepthRange depth(params);
@@ -89,13 +120,14 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
-    // Row-major panels always have all their columns.
+    // Row-major panels always have all their columns, and gated rows all of a tile.
     const int existing = (kWeight ? params.p.columns : params.p.tokens) - row;
-    const OperandRows<kCount> rows(kRowMajor ? kCount : existing,
+    const OperandRows<kCount> rows(kRowMajor || kIsGated ? kCount : existing,
                                    kWeight ? params.b_edge_rows : params.a_edge_rows);
     if (is_chosen) {
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
+        if (kWeight && block == depth.end - params.blocks_beside_next) launch_dependent_grids();
         shared.stages.wait_empty(state, kWeight ? "an empty stage for b" : "one for a");
         uint64_t* full = &shared.stages.full[state.stage];
         mbarrier_arrive_expect_tx(full, rows.boxes * rows.box_rows * Tile::kRowBytes);
@@ -104,6 +136,8 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
         if constexpr (kRowMajor) {
           copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
                                            group);
+        } else if constexpr (kIsGated) {
+          copy_gated_rows<Tile>(target, map, full, is_shared, block * kBlock, row, group);
         } else {
           copy_operand_rows<Tile>(target, map, edge, full, is_shared, rows, block * kBlock, row,
                                   group);

@@ -41,11 +41,13 @@ class DepthSums {
   __device__ __forceinline__ void compute(int, Sums& sums) {
 #pragma unroll
     for (float& x : sums[0]) x = 0.0f;
-    if (params_.row_major_b) {
-      multiply_stages<true>(sums[0]);
-    } else {
-      multiply_stages<false>(sums[0]);
+    if constexpr (Tile::kTakesRowMajorB) {
+      if (params_.row_major_b) {
+        multiply_stages<true>(sums[0]);
+        return;
+      }
     }
+    multiply_stages<false>(sums[0]);
   }
 
  private:

@@ -207,6 +207,7 @@ class Fp8GemmEpilogue {
         for (int j = 0; j < 4; ++j) {
           const int at = column + 8 * j + 2 * q;
           const float2 x = pairs[2 * j + half];
+          if (32 * group + 8 * j >= Tile::kColumns) break;  // the tile ends in a group
           if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
         }
       } else {
@@ -216,7 +217,8 @@ class Fp8GemmEpilogue {
           const float2 x = pairs[2 * j + half];
           words[j] = pack_pair(T(), x.x, x.y);
         }
-        write_words(words, token, exists, column + 8 * q);
+        const bool in_tile = Tile::kColumns % 32 == 0 || 32 * group + 8 * q < Tile::kColumns;
+        write_words(words, token, exists && in_tile, column + 8 * q);
       }
     }
   }
@@ -316,6 +318,7 @@ class Fp8GemmEpilogue {
     const int first = tile_.column + 32 * group + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
+      if (32 * group + i / 2 * 8 >= Tile::kColumns) break;
       const int token = tile_.token + row_ + i % 2 * 8, column = first + i / 2 * 8;
       if (!has_token(token) || column >= p_.columns) continue;
       T* const to = place(token, column);

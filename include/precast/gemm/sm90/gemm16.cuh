@@ -7,6 +7,7 @@
 #include "precast/gemm/sm90/depth_sums.cuh"
 #include "precast/gemm/sm90/gemm16_choose.cuh"
 #include "precast/gemm/sm90/plain.cuh"
+#include "precast/gemm/sm90/plain_epilogue.cuh"
 
 namespace precast {
 
@@ -21,7 +22,10 @@ struct Gemm16Types {
   using Family = Gemm16Family;
   template <typename Tile, typename Barriers, typename Params>
   using TileSums = DepthSums<T, Tile, Barriers, Params>;
+  template <typename Tile>
+  using Epilogue = PlainEpilogue<Gemm16Types, Tile>;
   static constexpr bool kHasScales = false, kHasSumsOfBlocks = false;
+  static constexpr bool kIsGated = false;
 };
 
 #endif  // __CUDACC__

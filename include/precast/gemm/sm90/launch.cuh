@@ -21,7 +21,7 @@ __device__ __forceinline__ void run_gemm_cta(const Params& params, unsigned char
   auto& shared = *reinterpret_cast<Storage*>(smem + Buffers::kStorageOffset);
   const bool splits_k = params.use == ClusterUse::splits_k;
   const bool shares = shares_operand(params.use);
-  launch_dependent_grids();
+  if (params.blocks_beside_next == 0) launch_dependent_grids();
   // Why a shuffle: the compiler knows then that all lanes of a warp take the same branch.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp == 0) {
@@ -71,13 +71,30 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
   return encode_tensor_map(map, dtype, matrix.data, shape);
 }
 
+// The map of a gated weight [groups, 2 * columns, depth], whose second half of the rows are gates
+// of the first. A copy takes both rows of `box_columns` columns of the output: eight of the first
+// half, then their gates, then the next eight. So sums of both are in the same thread, whether rows
+// of the weight are rows or columns of wgmma.
+template <typename Matrix>
+cudaError_t encode_gated_weight(TensorMap& map, DType dtype, const Matrix& matrix, int groups,
+                                int columns, int depth, int box_columns) {
+  TensorMapShape shape;
+  shape.dim(depth, 0, 128 / tensor_map_element_bytes(dtype))
+      .dim(8, matrix.row_stride, 8)
+      .dim(2, columns * matrix.row_stride, 2)
+      .dim(columns / 8, 8 * matrix.row_stride, box_columns / 8)
+      .dim(groups, matrix.group_stride, 1);
+  shape.l2_bytes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  return encode_tensor_map(map, dtype, matrix.data, shape);
+}
+
 // Fills what all launches have but the maps, from the problem params.p. Returns
 // cudaErrorInvalidValue if there are more than kMostGemmUnits units.
 template <typename Tile, typename Choice, typename Params>
 cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
   const auto& p = params.p;
   const Sm90ClusterShape& cluster = choice.clusters();
-  const Sm90GemmUnits units(choice, p.tokens, p.columns);
+  const Sm90GemmUnits units(choice, p.tokens, p.columns * (Params::kIsGated ? 2 : 1));
   params.use = cluster.use;
   params.cluster_ctas = cluster.ctas;
   const int blocks = ceil_div(p.depth, 128 / Choice::Family::kElementBytes);
@@ -102,6 +119,18 @@ cudaError_t plan_gemm_units(Params& params, const Choice& choice, int sms) {
   return cudaSuccess;
 }
 
+// Whether each CTA has one tile, or its part of one, and the host knows it.
+template <typename Params>
+bool has_one_tile_per_cta(const Params& params) {
+  return params.p.kind == TokenGroups::equal &&
+         params.clusters == int64_t(params.token_units) * params.column_units * params.p.groups;
+}
+
+// The copies of so many blocks of the depth take about as long as the start of the next grid. Why
+// not earlier: its CTAs take the places that are free at that moment, so that SMs would have two or
+// three beside others that have none ("The next grid of a GEMM starts late" in docs/decisions.md).
+constexpr int kBlocksBesideNext = 8;
+
 // The rows of a box that copies `rows` rows, or of one of two: whole atoms of eight.
 constexpr int gemm_edge_rows(int rows, bool is_shared) {
   return ceil_div(rows, is_shared ? 16 : 8) * 8;
@@ -118,7 +147,10 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
   cudaError_t error = encode_gemm_matrix(params.a, dtype, p.a, a_groups, p.tokens, p.depth,
                                          shares_a ? Tile::kTokens / 2 : Tile::kTokens);
   if (error != cudaSuccess) return error;
-  if (params.has_row_major_b()) {  // a copy takes a stage's depth of 128 bytes of the columns
+  if constexpr (Params::kIsGated) {
+    error = encode_gated_weight(params.b, dtype, p.b, b_groups, p.columns, p.depth,
+                                shares_b ? Tile::kWeights / 2 : Tile::kWeights);
+  } else if (params.has_row_major_b()) {  // of the columns, a stage's depth of 128 bytes
     constexpr int kBlock = 128 / Choice::Family::kElementBytes;
     error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.depth, p.columns,
                                shares_b ? kBlock / 2 : kBlock);
@@ -136,14 +168,20 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                params.a_edge_rows);
     if (error != cudaSuccess) return error;
   }
-  params.b_edge_rows =
-      params.has_row_major_b() ? 0 : gemm_edge_rows(p.columns % Tile::kWeights, shares_b);
+  params.b_edge_rows = Params::kIsGated || params.has_row_major_b()
+                           ? 0
+                           : gemm_edge_rows(p.columns % Tile::kWeights, shares_b);
   if (params.b_edge_rows != 0) {
     error = encode_gemm_matrix(params.b_edge, dtype, p.b, b_groups, p.columns, p.depth,
                                params.b_edge_rows);
     if (error != cudaSuccess) return error;
   }
-  return plan_gemm_units<Tile>(params, choice, sms);
+  error = plan_gemm_units<Tile>(params, choice, sms);
+  if (error != cudaSuccess) return error;
+  if (has_one_tile_per_cta(params)) {
+    params.blocks_beside_next = std::min(kBlocksBesideNext, params.blocks);
+  }
+  return cudaSuccess;
 }
 
 template <typename Tile, typename Params>

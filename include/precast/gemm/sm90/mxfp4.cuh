@@ -16,6 +16,7 @@
 
 #include "precast/gemm/sm90/mxfp4_sums.cuh"
 #include "precast/gemm/sm90/plain.cuh"
+#include "precast/gemm/sm90/plain_epilogue.cuh"
 
 namespace precast {
 
@@ -29,7 +30,10 @@ struct Mxfp4Types {
   using Family = Mxfp4Family;
   template <typename Tile, typename Barriers, typename Params>
   using TileSums = Mxfp4Sums<Tile, Barriers, Params>;
+  template <typename Tile>
+  using Epilogue = PlainEpilogue<Mxfp4Types, Tile>;
   static constexpr bool kHasScales = false, kHasSumsOfBlocks = false;
+  static constexpr bool kIsGated = false;
 };
 
 template <typename Out>
@@ -108,7 +112,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void Mxfp4Gemm
   extern __shared__ __align__(1024) unsigned char mxfp4_gemm_smem[];
   using Types = Mxfp4Types<Out>;
   run_gemm_cta<Tile, PlainStorage<Tile>, Mxfp4Producer<Out, Tile>, PlainConsumer<Types, Tile>,
-               PlainEpilogue<Types, Tile>>(params, mxfp4_gemm_smem);
+               typename Types::template Epilogue<Tile>>(params, mxfp4_gemm_smem);
 #endif
 }
 

@@ -21,6 +21,9 @@ struct GemmLaunchParams {
   // Blocks of the depth that a CTA multiplies; if it splits the depth, the first ones of a cluster
   // have one more.
   int blocks, ctas_with_more;
+  // Blocks of the depth before the end of a CTA's only tile at which the next grid may start; 0 if
+  // it may when the CTA begins.
+  int blocks_beside_next;
   // Units are the tiles of a cluster. Those of a group are numbered in bands of `band` units along
   // the tokens, in a band column by column, so that what the CTAs read at a time stays in L2.
   int token_units;  // of a group; not used where its size is on the device
@@ -35,6 +38,7 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   static constexpr bool kHasScales = false;  // of rows
   // Accumulators are those of a block of the depth; what is written are other registers.
   static constexpr bool kHasSumsOfBlocks = true;
+  static constexpr bool kIsGated = false;
 
   // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
   // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
@@ -48,11 +52,13 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
 // Those of operands without scales of blocks: `Types` as plain.cuh says.
 template <typename Types>
 struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
-  static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
+  // Whether a column of the output is a function of two rows of the weight.
+  static constexpr bool kIsGated = Types::kIsGated;
+  static constexpr bool kChoosesWeights = true, kHasBias = !kIsGated, kHasAnyRows = true;
   static constexpr bool kHasScales = Types::kHasScales;
   static constexpr bool kHasSumsOfBlocks = Types::kHasSumsOfBlocks;
   // Whether weights may be [depth, columns]: wgmma of 8 bits has no such operand.
-  static constexpr bool kTakesRowMajorB = Types::Family::kElementBytes == 2;
+  static constexpr bool kTakesRowMajorB = Types::Family::kElementBytes == 2 && !kIsGated;
   using Bias = typename Types::Bias;
 
   // 0 where all groups have the same memory, whose map has one group, else 1.

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM for sm_90a of operands without scales of blocks, of one weight or of one for each group of
 // tokens: the formula and the layouts of gemm/gemm_params.cuh, computed by wgmma on tiles that TMA
-// copies. Weights of 8 bits are [columns, depth]. `Types` are those of gemm16.cuh or scaled.cuh:
+// copies. Weights of 8 bits are [columns, depth]. `Types` are those of gemm16.cuh, gated.cuh or
+// scaled.cuh:
 //
 //   Operand, Bias, Out               element types; both operands have one
 //   Family                           the tiles, and how one is chosen
 //   kHasScales                       whether the sums are multiplied by scales of rows
 //   TileSums                         how a warpgroup computes its rows of a tile
 //   kHasSumsOfBlocks                 whether sums are other registers than accumulators
+//   kIsGated                         whether an output is a function of two sums: gated.cuh
+//   Epilogue                         how a warp writes its rows of a tile
 //
 // Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Two
 //          warps of its producer warpgroup copy the operands; its one or two consumer warpgroups
@@ -33,7 +36,7 @@ __global__ __launch_bounds__(Tile::kCtaThreads, Tile::kCtasPerSm) void PlainGemm
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) unsigned char plain_gemm_smem[];
   run_gemm_cta<Tile, PlainStorage<Tile>, PlainProducer<Types, Tile>, PlainConsumer<Types, Tile>,
-               PlainEpilogue<Types, Tile>>(params, plain_gemm_smem);
+               typename Types::template Epilogue<Tile>>(params, plain_gemm_smem);
 #endif
 }
 
@@ -64,8 +67,8 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
   cudaError_t error;
   if (params.stores_boxes) {
     TensorMapShape shape;
-    shape.dim(p.columns, 0, PlainBox::kColumns)
-        .dim(p.tokens, p.out_row_stride * sizeof(T), PlainBox::kRows)
+    shape.dim(p.columns, 0, Tile::Box::kColumns)
+        .dim(p.tokens, p.out_row_stride * sizeof(T), Tile::Box::kRows)
         .dim(p.kind == TokenGroups::equal ? p.groups : 1, p.out_group_stride * sizeof(T), 1);
     error = encode_tensor_map(params.out, TypeName<T>::value, p.out, shape);
     if (error != cudaSuccess) return error;
@@ -87,6 +90,22 @@ cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
                                              stream);
 }
 
+// The tile that takes the place of one whose columns are no whole panels, if the weight is
+// row-major or there is no kernel: the next wider one of as many rows.
+template <typename Family>
+constexpr int tile_of_panels(int tile) {
+  const Sm90TileShape& given = Family::tile(tile);
+  int best = tile;
+  for (int i = 0; i < Family::kTiles; ++i) {
+    const Sm90TileShape& shape = Family::tile(i);
+    const bool is_alike = shape.swapped == given.swapped && shape.tokens() == given.tokens();
+    if (!is_alike || shape.weights() % kPanelColumns != 0) continue;
+    if (shape.weights() < given.weights()) continue;
+    if (best == tile || shape.weights() < Family::tile(best).weights()) best = i;
+  }
+  return best;
+}
+
 // Launches the product on `stream` with one of the tiles that are swapped, or are not. The problem
 // is not empty, its depth is not 0, and the choice is legal for it.
 template <typename Types, bool kSwapped, int kTile = 0>
@@ -100,8 +119,20 @@ cudaError_t launch_plain_gemm(const GemmParams& p, bool row_major_b,
     constexpr Sm90TileShape kShape = Family::tile(kTile);
     if constexpr (kShape.swapped == kSwapped) {
       if (choice.tile == kTile) {
-        using Tile = PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas>;
-        return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl, stream);
+        if constexpr (Family::kElementBytes == 2 && kShape.weights() % kPanelColumns != 0) {
+          constexpr int kOther = tile_of_panels<Family>(kTile);
+          static_assert(kOther != kTile && Family::has_kernel(kOther), "a tile in its place");
+          if (row_major_b || !Family::has_kernel(kTile)) {
+            return launch_plain_gemm<Types, kSwapped>(p, row_major_b, {kOther, choice.cluster, 0.0},
+                                                      sms, enable_pdl, stream);
+          }
+        }
+        if constexpr (Family::has_kernel(kTile)) {
+          using Tile =
+              PlainTile<kShape.rows, kShape.columns, kSwapped, kShape.ctas, Types::kIsGated>;
+          return launch_plain_gemm_tile<Types, Tile>(p, row_major_b, choice, sms, enable_pdl,
+                                                     stream);
+        }
       }
     }
     return launch_plain_gemm<Types, kSwapped, kTile + 1>(p, row_major_b, choice, sms, enable_pdl,

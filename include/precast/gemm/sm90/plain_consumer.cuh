@@ -3,8 +3,9 @@
 // rows of a tile, as depth_sums.cuh or block_sums.cuh say, and writes them.
 #pragma once
 
-#include "precast/gemm/sm90/plain_epilogue.cuh"
+#include "precast/gemm/sm90/plain_tile.cuh"
 #include "precast/gemm/sm90/scheduler.cuh"
+#include "precast/gemm/sm90/sum_scales.cuh"
 
 namespace precast {
 
@@ -16,6 +17,7 @@ class PlainConsumer {
   using Storage = PlainStorage<Tile>;
   using TileSums = typename Types::template TileSums<Tile, PipelineBarriers<Tile::kStages>, Params>;
   using Sums = typename TileSums::Sums;
+  using Epilogue = typename Types::template Epilogue<Tile>;
 
  public:
   __device__ __forceinline__ PlainConsumer(const Params& params, Storage& shared,
@@ -57,8 +59,10 @@ class PlainConsumer {
   template <int kPart = 0>
   __device__ __forceinline__ void write_parts(const GemmTile& tile, const Sums& sums) const {
     const int row = row_of(kPart);
-    const PlainEpilogue<Types, Tile> epilogue(params_, tile, row, {params_, tile, row});
-    if (params_.use == ClusterUse::splits_k) {
+    const Epilogue epilogue(params_, tile, row, {params_, tile, row});
+    if constexpr (Params::kIsGated) {  // no CTAs share a sum
+      epilogue.write_tile(store_buffers(), sums[kPart]);
+    } else if (params_.use == ClusterUse::splits_k) {
       epilogue.write_sum_of_cluster(base_, sums[kPart]);
     } else {
       epilogue.write_tile(store_buffers(), sums[kPart]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a tile of GEMM without scales of blocks for sm_90a: that of epilogue.cuh, or by
 // TMA where rows are tokens and outputs have 16 bits. Each warp writes its 16 rows alone, 64
-// columns at a time, and goes on while TMA reads the last ones from shared memory.
+// or 32 columns at a time, and goes on while TMA reads the last ones from shared memory.
 //
 // The last tile of a group may have rows of the next group, which TMA cannot leave out: a warp with
 // such rows writes from registers. So it does where rows of the output are no whole vectors,
@@ -33,9 +33,9 @@ class PlainEpilogue : public Fp8GemmEpilogue<typename Types::Out, Tile, PlainLau
     if constexpr (sizeof(T) == 2 && Tile::kBuffers > 0) {
       const int first = this->tile_.token + warp_row();
       const bool is_whole =
-          this->p_.kind == TokenGroups::equal || first + PlainBox::kRows <= this->tile_.token_end;
+          this->p_.kind == TokenGroups::equal || first + Tile::Box::kRows <= this->tile_.token_end;
       if (this->params_.stores_boxes && __all_sync(0xffffffffu, is_whole)) {
-        write_boxes<T, PlainBox, Tile::kColumns / PlainBox::kColumns, Tile::kBuffers, 1>(
+        write_boxes<T, typename Tile::Box, Tile::kColumns / Tile::Box::kColumns, Tile::kBuffers, 1>(
             &this->params_.out, buffers, 0, this->tile_.column, first, this->tile_.a_group,
             this->p_.columns, [&](int group, typename Base::Pairs& pairs) {
               this->take_pairs(sums, group, pairs);

@@ -35,7 +35,7 @@ class PlainProducer {
     if (warp == 2) {
       if (!params_.has_row_major_b()) {
         copy_operand<Tile, true, kBlock>(params_, shared_, buffers_, params_.b_group_step);
-      } else if constexpr (Params::kTakesRowMajorB) {
+      } else if constexpr (Params::kTakesRowMajorB && Tile::kTakesRowMajorB) {
         copy_operand<Tile, true, kBlock, true>(params_, shared_, buffers_, params_.b_group_step);
       }
     }

@@ -8,39 +8,50 @@
 
 namespace precast {
 
-// What a warp writes at a time.
-using PlainBox = StoreBox<64>;
+// Columns of a panel of a row-major weight of 16 bits.
+constexpr int kPanelColumns = 64;
 
 #if defined(PRECAST_SM)
 
-// Of so many buffers for each consumer warp.
-constexpr int plain_tile_buffer_bytes(int rows, int buffers) {
-  return buffers * (rows < 128 ? 4 : 8) * PlainBox::kBytes;
+// Of so many buffers for each consumer warp, which has a box of its 16 rows in each.
+constexpr int plain_tile_buffer_bytes(int rows, int outputs, int buffers) {
+  return buffers * (rows < 128 ? 4 : 8) * 16 * store_box_columns(outputs) * 2;
 }
-template <int kRows, int kColumns, int kBuffers>
+// What a tile writes of so many rows of the weight.
+constexpr int plain_tile_outputs(int weights, bool is_gated) {
+  return is_gated ? weights / 2 : weights;
+}
+template <int kRows, int kColumns, int kOutputs, int kBuffers>
 constexpr int kStagesBesideBuffers =
-    Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kBuffers)>::kStages;
+    Sm90GemmTile<kRows, kColumns, false, 0,
+                 plain_tile_buffer_bytes(kRows, kOutputs, kBuffers)>::kStages;
 // Two buffers for each warp, unless they take the place of a stage. Those that a tile does not
 // write equally often would be written again before TMA has read them. None if boxes would not fill
-// the tile's columns.
-template <int kRows, int kColumns, bool kIsSwapped>
-constexpr int kStoreBuffers =
-    kIsSwapped || kColumns % PlainBox::kColumns != 0                                       ? 0
-    : kColumns / PlainBox::kColumns % 2 != 0                                               ? 1
-    : kStagesBesideBuffers<kRows, kColumns, 1> == kStagesBesideBuffers<kRows, kColumns, 2> ? 2
-                                                                                           : 1;
+// the columns that a tile writes.
+template <int kRows, int kColumns, bool kIsSwapped, int kOutputs>
+constexpr int kStoreBuffers = kIsSwapped || kOutputs % store_box_columns(kOutputs) != 0 ? 0
+                              : kOutputs / store_box_columns(kOutputs) % 2 != 0         ? 1
+                              : kStagesBesideBuffers<kRows, kColumns, kOutputs, 1> ==
+                                      kStagesBesideBuffers<kRows, kColumns, kOutputs, 2>
+                                  ? 2
+                                  : 1;
 
-template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas>
-struct PlainTile
-    : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
-                   plain_tile_buffer_bytes(kRowsOf, kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>),
-                   kCtas> {
-  static constexpr int kBuffers = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped>;
+// If it is gated, kWeights are the columns of its outputs, each of two rows of the weight.
+template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false,
+          int kOutputs = plain_tile_outputs(kColumnsOf, kIsGated),
+          int kBuffersOf = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped, kOutputs>>
+struct PlainTile : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
+                                plain_tile_buffer_bytes(kRowsOf, kOutputs, kBuffersOf), kCtas> {
+  // What a warp writes at a time.
+  using Box = StoreBox<store_box_columns(kOutputs)>;
+  static constexpr int kBuffers = kBuffersOf;
+  static constexpr int kWeights = plain_tile_outputs(kIsSwapped ? kRowsOf : kColumnsOf, kIsGated);
   // Three CTAs of an SM have too few registers for a second accumulator of 64 columns.
   static constexpr bool kOverlaps =
       fp8_tile_overlaps(kRowsOf, kColumnsOf) && (kCtas < 3 || kColumnsOf < 64);
-  static_assert(kColumnsOf % PlainBox::kColumns == 0 || kBuffers == 0,
-                "a row of boxes is a tile's");
+  // A row-major weight is copied by panels of 128 bytes of columns; wgmma of 8 bits has none.
+  static constexpr bool kTakesRowMajorB = !kIsGated && kWeights % kPanelColumns == 0;
+  static_assert(kOutputs % Box::kColumns == 0 || kBuffers == 0, "a row of boxes is a tile's");
 };
 
 #endif  // PRECAST_SM
@@ -49,7 +60,7 @@ struct PlainTile
 
 template <typename Tile, int kBuffers = Tile::kBuffers>
 struct PlainStorage {
-  unsigned char out[Tile::kConsumerWarps][kBuffers][PlainBox::kBytes];
+  unsigned char out[Tile::kConsumerWarps][kBuffers][Tile::Box::kBytes];
   PipelineBarriers<Tile::kStages> stages;
 };
 template <typename Tile>

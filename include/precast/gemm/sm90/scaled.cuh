@@ -6,6 +6,7 @@
 
 #include "precast/gemm/sm90/block_sums.cuh"
 #include "precast/gemm/sm90/plain.cuh"
+#include "precast/gemm/sm90/plain_epilogue.cuh"
 #include "precast/gemm/sm90/scaled_choose.cuh"
 
 namespace precast {
@@ -21,7 +22,10 @@ struct ScaledGemmTypes {
   using Family = ScaledGemmFamily;
   template <typename Tile, typename Barriers, typename>
   using TileSums = BlockSums<Tile, Barriers, UnitFactors>;
+  template <typename Tile>
+  using Epilogue = PlainEpilogue<ScaledGemmTypes, Tile>;
   static constexpr bool kHasScales = true, kHasSumsOfBlocks = true;
+  static constexpr bool kIsGated = false;
 };
 
 #endif  // __CUDACC__

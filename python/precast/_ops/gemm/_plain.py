@@ -32,7 +32,7 @@ tactic : int
 
 #: Pairs of a tile and a kind of cluster of the kernels for Hopper, and kinds of clusters:
 #: ``kChoices`` of ``Gemm16Choice`` and of ``ScaledGemmChoice``.
-CHOICES, CLUSTERS = 72, 6
+CHOICES, CLUSTERS = 96, 6
 #: The choices whose CTAs do not split the depth: groups of rows have these.
 UNSPLIT = tuple(choice for choice in range(CHOICES) if choice % CLUSTERS < 3)
 

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from precast._base.device import is_hopper
 from precast._base.errors import BackendSupportedError
 from precast._base.torch import torch
 from precast._ops.moe._rows import GROUP, MAX_ROWS, ROW_BYTES, VECTOR
@@ -91,6 +92,14 @@ def function_of(
     return function
 
 
+def is_fused(
+    mode: Mode, function: ActivationType, device: torch.device, bias: torch.Tensor | None
+) -> bool:
+    """Whether a kernel computes the first product and the function at once."""
+    is_swiglu = function is ActivationType.Swiglu and bias is None
+    return mode is Mode.HALF and is_swiglu and is_hopper(device)
+
+
 class Sizes(NamedTuple):
     """The sizes of a call."""
 
@@ -134,7 +143,7 @@ class Scratch(NamedTuple):
     counts: Any  # [chunks, experts], or None for one chunk
     tokens: Any  # [rows, hidden], what the first product reads
     token_scales: Any  # [rows, hidden / 128], or None
-    first: Any  # [rows, inputs]
+    first: Any  # [rows, inputs]; not used if the first product computes the function
     active: Any  # [rows, inter], what the second product reads
     active_scales: Any  # [rows, inter / 128], or None
     second: Any  # [rows, hidden], in the memory of tokens and first
@@ -211,6 +220,7 @@ class Call(NamedTuple):
 
     mode: Mode
     function: ActivationType
+    is_fused: bool  # whether the first product computes the function
     sizes: Sizes
     layout: Scratch
     total: int  # bytes

@@ -13,6 +13,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.export import op
+from precast._ops.gemm._gated import GROUPED_SWIGLU
 from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16
@@ -30,6 +31,7 @@ from precast._ops.moe._experts import (
     check_tensor,
     check_workspace,
     function_of,
+    is_fused,
     known_call,
     mode_of,
     scratch_layout,
@@ -96,9 +98,7 @@ def _bytes_of(scale: torch.Tensor) -> torch.Tensor:
 
 def _run(
     s: Scratch,
-    mode: Mode,
-    sizes: Sizes,
-    function: ActivationType,
+    call: Call,
     x: torch.Tensor,
     selected: torch.Tensor,
     weights: torch.Tensor | None,
@@ -114,13 +114,18 @@ def _run(
     enable_pdl: bool | None,
 ) -> None:
     """Launch the steps."""
-    pdl = enable_pdl
+    mode, pdl = call.mode, enable_pdl
     SORT.launch(selected, first_expert, s.offsets, s.rows, s.row_experts, s.counts, pdl)
-    act = int(function)
+    act = int(call.function)
     # Where nothing differs between experts, the function does not read which expert a row has.
     differs = mode is Mode.FP8 or any(t is not None for t in (fc1_bias, *numbers))
     of_rows = s.first, s.row_experts if differs else None, s.offsets, act, fc1_bias, *numbers
-    if mode in (Mode.HALF, Mode.MXFP4):
+    if call.is_fused:
+        PERMUTE.launch(x, s.rows, s.tokens, pdl)
+        GROUPED_SWIGLU.launch(s.tokens, fc1, s.offsets, s.active, tactics[0])
+        _multiply(s.active, fc2, (), s.offsets, s.second, tactics[1])
+        scale = None
+    elif mode in (Mode.HALF, Mode.MXFP4):
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
         _multiply(s.tokens, fc1, scales[:1], s.offsets, s.first, tactics[0])
         ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, None, pdl)
@@ -343,7 +348,9 @@ def cutlass_fused_moe(
     Modes:
 
     - ``input``, weights and ``output_dtype`` are all bfloat16 or all float16. The results of both
-      products and of the activation are rounded to it.
+      products and of the activation are rounded to it; those of the first product are not on
+      compute capability 9.0 with Swiglu, without its numbers and without ``fc1_expert_biases``,
+      where one kernel computes both.
     - ``input`` and weights are float8_e4m3fn. ``quant_scales``, float32, are the factor of the
       first product of each expert ``[experts]``, what activations are multiplied by before they are
       rounded (one number, or ``[experts]``), the factor of the second product ``[experts]``, and
@@ -432,7 +439,7 @@ def cutlass_fused_moe(
     scratch = scratch_of(workspace_buffer, input, call.layout, call.total)
     numbers = swiglu_alpha, swiglu_beta, swiglu_limit
     _run(
-        *(scratch, mode, sizes, call.function, input, token_selected_experts, token_final_scales),
+        *(scratch, call, input, token_selected_experts, token_final_scales),
         *(ep_rank * sizes.experts, fc1_expert_weights, fc2_expert_weights, scales),
         *(fc1_expert_biases, fc2_expert_biases if tp_rank == 0 else None, numbers, output),
         *((-1, -1) if profile_ids is None else profile_ids, enable_pdl),
@@ -481,7 +488,8 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
     layout, total = scratch_layout(mode, x.dtype, output_dtype, sizes)
     if t["workspace_buffer"] is not None and not torch.compiler.is_compiling():
         check_workspace(_NAME, t["workspace_buffer"], x, total)
-    return Call(mode, function, sizes, layout, total)
+    fused = is_fused(mode, function, x.device, t["fc1_expert_biases"])
+    return Call(mode, function, fused, sizes, layout, total)
 
 
 @precast_api
