@@ -29,7 +29,7 @@ struct Mxfp4Types {
   using Family = Mxfp4Family;
   template <typename Tile, typename Barriers, typename Params>
   using TileSums = Mxfp4Sums<Tile, Barriers, Params>;
-  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false;
+  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false, kMovesTiles = true;
 };
 
 template <typename Out>
@@ -52,13 +52,15 @@ class Mxfp4Producer {
 
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) {
-      fill(Tile::kTokenBytes, [&](uint64_t* full, uint32_t stage, const GemmTile& tile, int block) {
+      const int rows = min(Tile::kTokens, params_.p.tokens);  // of a box
+      fill(rows * Tile::kRowBytes * Tile::kPanels,
+           [&](uint64_t* full, uint32_t stage, const GemmTile& tile, int block) {
 #pragma unroll
-        for (int panel = 0; panel < Tile::kPanels; ++panel) {
-          copy_box(stage + panel * Tile::kPanelBytes, &params_.a, full,
-                   block * kMxfp4Depth + panel * Tile::kPanelDepth, tile.token, 0);
-        }
-      });
+             for (int panel = 0; panel < Tile::kPanels; ++panel) {
+               copy_box(stage + panel * Tile::kPanelBytes, &params_.a, full,
+                        block * kMxfp4Depth + panel * Tile::kPanelDepth, tile.token, 0);
+             }
+           });
     }
     if (warp == 2) {
       constexpr int kBytes = Tile::kWeightBytes + Tile::kScaleBytes;
@@ -134,8 +136,9 @@ cudaError_t launch_mxfp4_gemm_tile(const Mxfp4GemmParams& p, const Mxfp4Choice& 
   Mxfp4LaunchParams<Out> params = {};
   params.p = p;
   params.has_vector_rows = has_vector_rows<Out>(p);
-  cudaError_t error =
-      encode_gemm_matrix(params.a, DType::bf16, p.a, 1, p.tokens, p.depth, Tile::kTokens);
+  // All rows of a box exist. Why: TMA takes longer for one that it fills with zeros.
+  cudaError_t error = encode_gemm_matrix(params.a, DType::bf16, p.a, 1, p.tokens, p.depth,
+                                         std::min(Tile::kTokens, p.tokens));
   if (error != cudaSuccess) return error;
   error = encode_mxfp4(params.b, p.b.data, p, Tile::kBandBytes, p.columns / kMxfp4BandColumns,
                        Tile::kRows / kMxfp4BandColumns);
