@@ -246,6 +246,16 @@ def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return packed, (exponent + 127).byte(), values.flatten(2).bfloat16()
 
 
+def int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Round a weight ``[experts, n, k]`` to int4: packed numbers, scales, values in float32."""
+    groups = weight.float().unflatten(2, (-1, 128))
+    scales = (groups.abs().amax(3) / 7).clamp(min=2.0**-100).bfloat16()
+    each = scales.float()[..., None]
+    numbers = (groups / each).round().clamp(-8, 7)
+    codes = (numbers.to(torch.int8) & 15).byte().flatten(2)
+    return codes[..., ::2] | codes[..., 1::2] << 4, scales, (numbers * each).flatten(2)
+
+
 def random_selection(
     tokens: int, slots: int, experts: int, generator: torch.Generator, skew: float = 0.0
 ) -> torch.Tensor:

@@ -88,6 +88,7 @@ from precast._ops.gemm.fp8_grouped import (
     group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise,
 )
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
+from precast._ops.gemm.int4 import grouped_mm_int4 as grouped_mm_int4
 from precast._ops.gemm.mm_bf16 import bmm_bf16 as bmm_bf16
 from precast._ops.gemm.mm_bf16 import mm_bf16 as mm_bf16
 from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4 as grouped_mm_mxfp4

@@ -13,7 +13,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.export import op
-from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH
+from precast._ops.gemm._w4 import COLUMNS, DEPTH
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16
 from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4
