@@ -370,9 +370,6 @@ class Fp8GemmEpilogue {
 
   __device__ __forceinline__ bool has_token(int token) const {
     if (token >= tile_.token_end) return false;
-    if constexpr (Params::kMovesTiles) {
-      if (token < tile_.token_begin) return false;
-    }
     return p_.kind != TokenGroups::blocks || group_number(p_, token) == tile_.b_group;
   }
 

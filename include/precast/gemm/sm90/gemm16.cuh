@@ -21,7 +21,7 @@ struct Gemm16Types {
   using Family = Gemm16Family;
   template <typename Tile, typename Barriers, typename Params>
   using TileSums = DepthSums<T, Tile, Barriers, Params>;
-  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false, kMovesTiles = false;
+  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false;
 };
 
 #endif  // __CUDACC__

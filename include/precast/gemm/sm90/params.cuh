@@ -33,7 +33,6 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   // A group has the weight of its number; rows of the output are whole vectors of 16 bytes.
   static constexpr bool kChoosesWeights = false, kHasBias = false, kHasAnyRows = false;
   static constexpr bool kHasScales = false;  // of rows
-  static constexpr bool kMovesTiles = false;
   // Accumulators are those of a block of the depth; what is written are other registers.
   static constexpr bool kHasSumsOfBlocks = true;
 
@@ -52,9 +51,6 @@ struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
   static constexpr bool kChoosesWeights = true, kHasBias = true, kHasAnyRows = true;
   static constexpr bool kHasScales = Types::kHasScales;
   static constexpr bool kHasSumsOfBlocks = Types::kHasSumsOfBlocks;
-  // Whether a tile of the last tokens begins so many tokens earlier that all of its rows exist, as
-  // far as there are as many tokens as it has rows.
-  static constexpr bool kMovesTiles = Types::kMovesTiles;
   // Whether weights may be [depth, columns]: wgmma of 8 bits has no such operand.
   static constexpr bool kTakesRowMajorB = Types::Family::kElementBytes == 2;
   using Bias = typename Types::Bias;

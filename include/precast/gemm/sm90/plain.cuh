@@ -8,7 +8,6 @@
 //   kHasScales                       whether the sums are multiplied by scales of rows
 //   TileSums                         how a warpgroup computes its rows of a tile
 //   kHasSumsOfBlocks                 whether sums are other registers than accumulators
-//   kMovesTiles                      whether tiles of the last tokens begin earlier: see params.cuh
 //
 // Threads  A CTA has an SM for itself, or half of one, and computes tiles until none is left. Two
 //          warps of its producer warpgroup copy the operands; its one or two consumer warpgroups

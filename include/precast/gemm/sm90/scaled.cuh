@@ -21,7 +21,7 @@ struct ScaledGemmTypes {
   using Family = ScaledGemmFamily;
   template <typename Tile, typename Barriers, typename>
   using TileSums = BlockSums<Tile, Barriers, UnitFactors>;
-  static constexpr bool kHasScales = true, kHasSumsOfBlocks = true, kMovesTiles = false;
+  static constexpr bool kHasScales = true, kHasSumsOfBlocks = true;
 };
 
 #endif  // __CUDACC__

@@ -46,9 +46,7 @@ __device__ __forceinline__ T& kept_object(T& x) {
 struct GemmTile {
   int a_group, b_group;
   int token, token_end;  // the tile's first token in `a`, and the end of its group
-  // The first token that belongs to the tile, where it may begin before: Params::kMovesTiles.
-  int token_begin;
-  int column;  // of the weight, the tile's first
+  int column;            // of the weight, the tile's first
 };
 
 // All lanes of a warp use it together.
@@ -79,10 +77,6 @@ class GemmScheduler {
       place(tile, in_group, token_units);
       tile.token += begin;
       tile.token_end = begin + count;
-      if constexpr (Params::kMovesTiles) {
-        tile.token_begin = tile.token;
-        tile.token = min(tile.token, max(p_.tokens - Tile::kTokens, 0));
-      }
       if (Params::kChoosesWeights && tile.b_group < 0) continue;
       if (p_.kind != TokenGroups::blocks) return true;
       tile.b_group = group_number(p_, tile.token);

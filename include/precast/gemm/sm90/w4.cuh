@@ -29,7 +29,7 @@ struct W4Types {
   using Family = W4Family;
   template <typename Tile, typename Barriers, typename Params>
   using TileSums = W4Sums<Tile, Barriers, Params>;
-  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false, kMovesTiles = true;
+  static constexpr bool kHasScales = false, kHasSumsOfBlocks = false;
 };
 
 template <typename Out>
@@ -52,15 +52,13 @@ class W4Producer {
 
   __device__ __forceinline__ void run(int warp) {
     if (warp == 0) {
-      const int rows = min(Tile::kTokens, params_.p.tokens);  // of a box
-      fill(rows * Tile::kRowBytes * Tile::kPanels,
-           [&](uint64_t* full, uint32_t stage, const GemmTile& tile, int block) {
+      fill(Tile::kTokenBytes, [&](uint64_t* full, uint32_t stage, const GemmTile& tile, int block) {
 #pragma unroll
-             for (int panel = 0; panel < Tile::kPanels; ++panel) {
-               copy_box(stage + panel * Tile::kPanelBytes, &params_.a, full,
-                        block * kW4Depth + panel * Tile::kPanelDepth, tile.token, 0);
-             }
-           });
+        for (int panel = 0; panel < Tile::kPanels; ++panel) {
+          copy_box(stage + panel * Tile::kPanelBytes, &params_.a, full,
+                   block * kW4Depth + panel * Tile::kPanelDepth, tile.token, 0);
+        }
+      });
     }
     if (warp == 2) {
       constexpr int kBytes = Tile::kWeightBytes + Tile::kScaleBytes;
@@ -137,9 +135,8 @@ cudaError_t launch_w4_gemm_tile(const W4GemmParams& p, const W4Choice& choice, i
   W4LaunchParams<Out> params = {};
   params.p = p;
   params.has_vector_rows = has_vector_rows<Out>(p);
-  // All rows of a box exist. Why: TMA takes longer for one that it fills with zeros.
-  cudaError_t error = encode_gemm_matrix(params.a, DType::bf16, p.a, 1, p.tokens, p.depth,
-                                         std::min(Tile::kTokens, p.tokens));
+  cudaError_t error =
+      encode_gemm_matrix(params.a, DType::bf16, p.a, 1, p.tokens, p.depth, Tile::kTokens);
   if (error != cudaSuccess) return error;
   error = encode_w4(params.b, p.b.data, p, Tile::kBandBytes, p.columns / kW4BandColumns,
                     Tile::kRows / kW4BandColumns);
