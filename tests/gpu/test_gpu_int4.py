@@ -30,7 +30,7 @@ TACTICS += [("auto", tile) for tile in range(-1, SM90_TILES if is_sm90() else 0)
 #: Columns and depth: parts of tiles of columns, fewer steps than stages, more.
 SHAPES = [(64, 128), (192, 256), (320, 1024), (1152, 2944)]
 #: Rows of groups: none, one, all; parts of tiles and several of them; more groups than a warp has
-#: lanes.
+#: lanes, or looks at together.
 COUNTS = [
     [1],
     [0, 1, 0],
@@ -38,6 +38,7 @@ COUNTS = [
     [0, 300, 0, 0],
     [129, 255, 16],
     [3, 0, 1, 0, 40, 2, 0, 9] * 5,
+    [0, 2, 0, 0, 1, 9, 0] * 40,
 ]
 
 tactics = pytest.mark.parametrize(("backend", "tactic"), TACTICS)

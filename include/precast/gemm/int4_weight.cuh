@@ -46,7 +46,9 @@ template <>
 class W4Scales<int4_pair> {
  public:
   static constexpr bool kScaleSums = true;
+  static constexpr int kWords = 1;
 
+  __device__ __forceinline__ explicit W4Scales(const uint32_t (&words)[kWords]) : both_(words[0]) {}
   __device__ __forceinline__ explicit W4Scales(uint32_t from) : both_(load_shared_word(from)) {}
 
   __device__ __forceinline__ void unpack(uint32_t word, int, uint32_t (&a)[4]) const {

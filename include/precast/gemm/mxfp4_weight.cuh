@@ -75,13 +75,18 @@ template <>
 class W4Scales<mxfp4> {
  public:
   static constexpr bool kScaleSums = false;
+  static constexpr int kWords = 2;
 
+  __device__ __forceinline__ explicit W4Scales(const uint32_t (&words)[kWords])
+      : low_(words[0]), high_(words[1]) {}
   __device__ __forceinline__ explicit W4Scales(uint32_t from)
       : low_(load_shared_word(from)), high_(load_shared_word(from + 128)) {}
 
   __device__ __forceinline__ void unpack(uint32_t word, int thirty_two, uint32_t (&a)[4]) const {
     unpack_mxfp4(word, mxfp4_factor(low_, thirty_two), mxfp4_factor(high_, thirty_two), a);
   }
+  __device__ __forceinline__ float low() const { return 1.0f; }
+  __device__ __forceinline__ float high() const { return 1.0f; }
   __device__ __forceinline__ uint32_t loaded() const { return low_ & high_; }
 
  private:

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "precast/gemm/sm90/plain.cuh"
+#include "precast/gemm/sm90/w4_few.cuh"
 #include "precast/gemm/sm90/w4_sums.cuh"
 
 namespace precast {
@@ -160,8 +161,13 @@ cudaError_t launch_w4_gemm(const W4GemmParams& p, const W4Choice& choice, int sm
   } else {
     if (choice.tile == kTile) {
       constexpr Sm90TileShape kShape = W4Family::tile(kTile);
-      using Tile = W4Tile<Weight, kShape.rows, kShape.columns, kShape.ctas>;
-      return launch_w4_gemm_tile<Out, Tile>(p, choice, sms, enable_pdl, stream);
+      if constexpr (kTile == kW4FewTile) {
+        using Shape = W4FewShape<Weight, 8, 3, kShape.rows / kW4BandColumns, kShape.ctas>;
+        return launch_w4_few<Out, Shape>(p, sms, enable_pdl, stream);
+      } else {
+        using Tile = W4Tile<Weight, kShape.rows, kShape.columns, kShape.ctas>;
+        return launch_w4_gemm_tile<Out, Tile>(p, choice, sms, enable_pdl, stream);
+      }
     }
     return launch_w4_gemm<Weight, Out, kTile + 1>(p, choice, sms, enable_pdl, stream);
   }

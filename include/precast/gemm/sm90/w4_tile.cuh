@@ -18,9 +18,11 @@ namespace precast {
 // won nowhere but with 128 tokens for each of 128 experts (6 %) and with groups of exactly 256 (4
 // %).
 constexpr Sm90TileShape kW4Tiles[] = {
-    {128, 8, true, 2}, {128, 16, true, 2},  {64, 32, true, 3},
-    {64, 64, true, 2}, {128, 128, true, 1},
+    {16, 8, true, 3},  {128, 8, true, 2}, {128, 16, true, 2},
+    {64, 32, true, 3}, {64, 64, true, 2}, {128, 128, true, 1},
 };
+// The tile of gemm/sm90/w4_few.cuh, without the stages of the others.
+constexpr int kW4FewTile = 0;
 
 struct W4Family {
   // Bytes by which a stage has 128 of the depth.
@@ -32,7 +34,7 @@ using W4Choice = Sm90GemmChoice<W4Family>;
 // The tokens of a group, on average, up to which each tile but the last is chosen, from the same
 // measurement. A larger tile unpacks its weight for more tokens, but multiplies more that no group
 // has.
-constexpr int kW4MostTokens[W4Family::kTiles - 1] = {6, 10, 24, 48};
+constexpr int kW4MostTokens[W4Family::kTiles - 1] = {2, 6, 10, 24, 48};
 
 constexpr W4Choice choose_w4_gemm(int tokens) {
   int tile = 0;

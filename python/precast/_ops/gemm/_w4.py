@@ -16,7 +16,7 @@ from precast._ops.quantize._reference_blocks import e2m1_unpack, ue8m0_values
 #: What the columns and the depth of a weight are multiples of.
 COLUMNS, DEPTH = 64, 128
 #: The tiles of the kernels for Hopper: ``kW4Tiles`` of ``gemm/sm90/w4_tile.cuh``.
-SM90_TILES = 5
+SM90_TILES = 6
 #: Columns of a band, depth of the 16 bytes of a lane, 16 of the depth in these.
 _BAND, _STEP, _PARTS = 16, 64, 4
 
