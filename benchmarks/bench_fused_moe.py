@@ -18,13 +18,14 @@ from precast.testing import Tolerance, poison
 DTYPES = ("bf16",)
 TOKENS = (1, 8, 64, 1024, 4096, 16384)
 #: How weights are stored, and the bytes of a number.
-BF16, FP8, MXFP4 = "", " FP8", " MXFP4"
-BYTES = {BF16: 2.0, FP8: 1.0, MXFP4: 17 / 32}
+BF16, FP8, MXFP4, INT4 = "", " FP8", " MXFP4", " int4"
+BYTES = {BF16: 2.0, FP8: 1.0, MXFP4: 17 / 32, INT4: 33 / 64}
 #: Sums of rounded numbers; those of e4m3 also of codes next to a boundary.
 CLOSE = {
     BF16: Tolerance(2.0**-6, 3e-2),
     FP8: Tolerance(2.0**-3, 0.2),
     MXFP4: Tolerance(2.0**-6, 3e-2),
+    INT4: Tolerance(2.0**-3, 0.2),
 }
 
 
@@ -61,6 +62,21 @@ def _packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.random_(0, 256), scales.random_(exponent - 1, exponent + 1)
 
 
+def _int4(fc1: torch.Tensor, fc2: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Both weights as numbers of int4, in any order, and the eight scales of a call."""
+    weights, scales, of_columns, factors = [], [], [], []
+    for weight in (fc1, fc2):
+        experts, rows, columns = weight.shape
+        codes = torch.empty(experts, rows, columns // 2, dtype=torch.uint8, device="cuda")
+        weights.append(codes.random_(0, 256))
+        shape = experts, rows // 64, columns // 128, 8, 8
+        scales.append(torch.rand(shape, device="cuda").mul_(0.4 * columns**-0.5).bfloat16())
+        of_columns.append((32 + numbers(columns).float()).bfloat16())
+        factors.append(torch.full((experts,), 1 / 32, device="cuda"))
+    none = torch.empty(0, dtype=torch.bfloat16, device="cuda")
+    return *weights, *scales, *of_columns, none, none, *factors
+
+
 def _bind(stored: str) -> Callable[..., Any]:
     def bind(moe: Callable[..., Any]) -> Callable[..., Any]:
         def run(
@@ -75,7 +91,8 @@ def _bind(stored: str) -> Callable[..., Any]:
             moe(
                 *(x, experts, weights, fc1, fc2, x.dtype, memory.scales),
                 use_deepseek_fp8_block_scale=stored == FP8,
-                use_w4_group_scaling=stored == MXFP4,
+                use_w4_group_scaling=stored in (MXFP4, INT4),
+                use_packed_weights=stored == INT4,
                 output=out,
                 workspace_buffer=memory.workspace,
             )
@@ -117,7 +134,9 @@ def _case(layer: Layer, tokens: int, stored: str) -> Case:
     def make() -> tuple[Any, ...]:
         fc1, fc2 = _weights(experts, 2 * inter, hidden), _weights(experts, hidden, inter)
         scales: list[torch.Tensor] = []
-        if stored != BF16:
+        if stored == INT4:
+            fc1, fc2, *scales = _int4(fc1, fc2)
+        elif stored != BF16:
             quantised = _blocks if stored == FP8 else _packed
             (fc1, first), (fc2, second) = quantised(fc1), quantised(fc2)
             scales = [first, second]
@@ -126,7 +145,8 @@ def _case(layer: Layer, tokens: int, stored: str) -> Case:
             x_dtype=torch.bfloat16,
             weight_dtype=fc1.dtype,
             use_deepseek_fp8_block_scale=stored == FP8,
-            use_w4_group_scaling=stored == MXFP4,
+            use_w4_group_scaling=stored in (MXFP4, INT4),
+            use_packed_weights=stored == INT4,
         )
         memory = Memory(scales, torch.empty(needed, dtype=torch.uint8, device="cuda"))
         weights = numbers(tokens, topk, dtype=torch.float32).sigmoid()
@@ -157,6 +177,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         (QWEN, FP8),
         (DEEPSEEK_RANK, FP8),
         (GPT_OSS, MXFP4),
+        (GPT_OSS, INT4),
     ):
         for tokens in TOKENS:
             yield _case(layer, tokens, stored)

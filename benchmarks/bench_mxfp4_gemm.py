@@ -11,7 +11,7 @@ from _gemm import GROUPS, output, starts
 from _harness import Case
 from _script import script
 
-from precast._ops.gemm._mxfp4 import dequantized
+from precast._ops.gemm._w4 import dequantized
 from precast.testing import Tolerance
 
 DTYPES = ("bf16",)

@@ -32,7 +32,8 @@ class Experts:
     dtype: torch.dtype
     scales: list[torch.Tensor] | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: Of MXFP4: the numbers of both weights, in bfloat16, which holds them exactly.
+    #: Of MXFP4 and int4: the numbers of both weights, in bfloat16, which holds those of MXFP4
+    #: exactly, or in float32.
     values: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def use_mxfp4(self, fc1: torch.Tensor, fc2: torch.Tensor) -> None:
@@ -44,6 +45,25 @@ class Experts:
         self.scales = [scale(first_scale).view(torch.int32), scale(second_scale, 32)]
         self.values = x, y
         self.options["use_w4_group_scaling"] = True
+
+    def use_int4(self, fc1: torch.Tensor, fc2: torch.Tensor, generator: torch.Generator) -> None:
+        """Take these weights in int4, with scales of columns, and factors that undo them."""
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.rand(shape, generator=generator, device=fc1.device)
+
+        (first, first_scale, x), (second, second_scale, y) = int4(fc1), int4(fc2)
+        weight = precast.fused_moe.interleave_moe_weights_for_sm90_mixed_gemm
+        scale = precast.fused_moe.interleave_moe_scales_for_sm90_mixed_gemm
+        self.fc1, self.fc2 = weight(first, "int4"), weight(second, "int4")
+        none, factors = fc1.new_empty(0), drawn(2, len(fc1)) + 0.5
+        self.scales = [
+            *(scale(first_scale, 128), scale(second_scale, 128)),
+            *((32 * (drawn(n) + 0.5)).bfloat16() for n in (fc1.shape[2], fc2.shape[2])),
+            *(none, none, factors[0] / 32, factors[1] / 32),
+        ]
+        self.values = x, y
+        self.options["use_w4_group_scaling"] = self.options["use_packed_weights"] = True
 
     def run(self, **more: Any) -> torch.Tensor:
         result = precast.fused_moe.cutlass_fused_moe(
@@ -60,6 +80,10 @@ class Experts:
         return bool(self.options.get("use_deepseek_fp8_block_scale"))
 
     @property
+    def is_int4(self) -> bool:
+        return bool(self.options.get("use_packed_weights"))
+
+    @property
     def is_fp8(self) -> bool:
         return self.scales is not None and self.values is None
 
@@ -71,6 +95,7 @@ class Experts:
             "weight_dtype": self.fc1.dtype,
             "use_deepseek_fp8_block_scale": self.is_blocks,
             "use_w4_group_scaling": self.values is not None,
+            "use_packed_weights": self.is_int4,
         }
 
     def of_rank(self, at: slice, **options: Any) -> Experts:
@@ -79,7 +104,11 @@ class Experts:
             self, fc1=self.fc1[at], fc2=self.fc2[at], options={**self.options, **options}
         )
         if self.scales is not None:
-            part.scales = [s if s.dim() == 0 else s[at].contiguous() for s in self.scales]
+            shared = (2, 3, 4, 5) if self.is_int4 else ()
+            part.scales = [
+                s if s.dim() == 0 or i in shared else s[at].contiguous()
+                for i, s in enumerate(self.scales)
+            ]
         if self.values is not None:
             part.values = self.values[0][at], self.values[1][at]
         for name in ("fc1_expert_biases", "fc2_expert_biases"):
@@ -128,6 +157,8 @@ class Experts:
         return sums, lengths
 
     def _first(self, x: torch.Tensor, e: int) -> torch.Tensor:
+        if self.is_int4:
+            return self._multiplied(x, e, 0)
         if self.values is not None:
             return x.double() @ self.values[0][e].double().T
         if self.scales is None:
@@ -136,7 +167,18 @@ class Experts:
             return _rounded(x.float()) @ _block_weight(self.fc1[e], self.scales[0][e]).T
         return x.double() @ self.fc1[e].double().T * self.scales[0][e].double()
 
+    def _multiplied(self, x: torch.Tensor, e: int, number: int) -> torch.Tensor:
+        """The first or the second product with int4 weights, of tokens before their scales."""
+        assert self.scales is not None
+        assert self.values is not None
+        of_columns, factors = self.scales[2 + number], self.scales[6 + number]
+        x = x.float() * of_columns.float() if of_columns.numel() else x.float()
+        y = saturated(x, E4M3).double() @ self.values[number][e].double().T
+        return y * factors[e].double() if factors.numel() else y
+
     def _second(self, h: torch.Tensor, e: int) -> torch.Tensor:
+        if self.is_int4:
+            return self._multiplied(h, e, 1)
         if self.scales is not None and self.is_blocks:
             h = _rounded(h.float())
         elif self.is_fp8:
@@ -146,7 +188,11 @@ class Experts:
     def _second_weight(self, e: int) -> torch.Tensor:
         """What the second product multiplies by, with all of its scales."""
         if self.values is not None:
-            return self.values[1][e].double()
+            weight = self.values[1][e].double()
+            if self.is_int4 and self.scales is not None:
+                for scale in (self.scales[3], self.scales[7][e : e + 1]):
+                    weight = weight * scale.double() if scale.numel() else weight
+            return weight
         if self.scales is None:
             return self.fc2[e].double()
         if self.is_blocks:
@@ -163,7 +209,7 @@ class Experts:
         want, lengths = self.plain()
         assert got.shape == want.shape
         error = (got.double() - want).norm(dim=1)
-        if not self.is_fp8:
+        if not self.is_fp8 and not self.is_int4:
             allowed = UNITS * torch.finfo(self.dtype).eps / 2
         else:
             allowed = FP8_ERROR
@@ -246,6 +292,16 @@ def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return packed, (exponent + 127).byte(), values.flatten(2).bfloat16()
 
 
+def int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Round a weight ``[experts, n, k]`` to int4: packed numbers, scales, values in float32."""
+    groups = weight.float().unflatten(2, (-1, 128))
+    scales = (groups.abs().amax(3) / 7).clamp(min=2.0**-100).bfloat16()
+    each = scales.float()[..., None]
+    numbers = (groups / each).round().clamp(-8, 7)
+    codes = (numbers.to(torch.int8) & 15).byte().flatten(2)
+    return codes[..., ::2] | codes[..., 1::2] << 4, scales, (numbers * each).flatten(2)
+
+
 def random_selection(
     tokens: int, slots: int, experts: int, generator: torch.Generator, skew: float = 0.0
 ) -> torch.Tensor:
@@ -301,6 +357,8 @@ def draw(
         call.fc1, call.fc2 = fc1.to(dtype), fc2.to(dtype)
     elif mode == "mxfp4":
         call.use_mxfp4(fc1, fc2)
+    elif mode == "int4":
+        call.use_int4(fc1, fc2, generator)
     elif mode == "blocks":
         (call.fc1, first), (call.fc2, second) = quantised(fc1), quantised(fc2)
         call.scales = [first, second]

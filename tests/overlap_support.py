@@ -249,7 +249,7 @@ def recorded() -> dict[str, list[Call]]:
 
 def has_calls_of_function(kernel: Kernel) -> bool:
     """Whether it is a second kernel of a public function, which reference mode never chooses."""
-    gemms = ("fp8_gemm_sm90", "gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90")
+    gemms = ("fp8_gemm_sm90", "gemm_sm90", "int4_gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90")
     return kernel.op in gemms or kernel.op.endswith(CUTE_DSL)
 
 

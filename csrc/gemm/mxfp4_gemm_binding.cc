@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of the products with weights of MXFP4 for every GPU.
 #include "core/ffi_export.h"
-#include "gemm/mxfp4_gemm_entries.h"
+#include "gemm/w4_gemm_entries.h"
 
 namespace precast {
 
 // csrc/gemm/mxfp4_gemm.cu
 extern const DType mxfp4_gemm_dtype_o;
-cudaError_t mxfp4_gemm(const Mxfp4GemmParams& params, int tile, bool enable_pdl,
-                       cudaStream_t stream);
+cudaError_t mxfp4_gemm(const W4GemmParams& params, int tile, bool enable_pdl, cudaStream_t stream);
 
 namespace {
 
 struct MmaKernels {
   static DType dtype_o() { return mxfp4_gemm_dtype_o; }
-  static void run(const GemmCall& call, const Mxfp4GemmParams& params) {
+  static void run(const GemmCall& call, const W4GemmParams& params) {
     run_gemm(call, params,
              [&](const GemmParams& filled, bool, int tile, bool enable_pdl, cudaStream_t stream) {
                return mxfp4_gemm({filled, params.b_scales}, tile, enable_pdl, stream);
@@ -24,6 +23,6 @@ struct MmaKernels {
 
 }  // namespace
 
-PRECAST_EXPORT(grouped_mm_mxfp4, Mxfp4GemmEntries<MmaKernels>::grouped_mm_mxfp4)
+PRECAST_EXPORT(grouped_mm_mxfp4, W4GemmEntries<MmaKernels>::grouped_mm_mxfp4)
 
 }  // namespace precast

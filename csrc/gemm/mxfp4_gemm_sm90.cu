@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of one mxfp4_gemm_sm90 module. Its macro is the axis of
 // aot_configs/mxfp4_gemm_sm90.toml.
-#include "precast/gemm/sm90/mxfp4.cuh"
+#include "precast/gemm/mxfp4_weight.cuh"
+#include "precast/gemm/sm90/w4.cuh"
 
 #if !defined(PRECAST_DTYPE_O)
 #error "csrc/gemm/mxfp4_gemm_sm90.cu: define PRECAST_DTYPE_O, such as bf16"
@@ -11,9 +12,9 @@ namespace precast {
 
 extern const DType mxfp4_gemm_sm90_dtype_o = TypeName<PRECAST_DTYPE_O>::value;
 
-cudaError_t mxfp4_gemm_sm90(const Mxfp4GemmParams& params, const Mxfp4Choice& choice, int sms,
+cudaError_t mxfp4_gemm_sm90(const W4GemmParams& params, const W4Choice& choice, int sms,
                             bool enable_pdl, cudaStream_t stream) {
-  return launch_mxfp4_gemm<PRECAST_DTYPE_O>(params, choice, sms, enable_pdl, stream);
+  return launch_w4_gemm<mxfp4, PRECAST_DTYPE_O>(params, choice, sms, enable_pdl, stream);
 }
 
 }  // namespace precast

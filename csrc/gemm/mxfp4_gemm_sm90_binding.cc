@@ -2,44 +2,17 @@
 // tvm-ffi entry point of the products with weights of MXFP4 for Hopper. They take what TMA can
 // copy: rows at different addresses. Callers have the kernels for every GPU for the rest.
 #include "core/ffi_export.h"
-#include "gemm/gemm_sm90_call.h"
-#include "gemm/mxfp4_gemm_entries.h"
-#include "precast/gemm/sm90/mxfp4_tile.cuh"
+#include "gemm/w4_gemm_sm90_call.h"
 
 namespace precast {
 
 // csrc/gemm/mxfp4_gemm_sm90.cu
 extern const DType mxfp4_gemm_sm90_dtype_o;
-cudaError_t mxfp4_gemm_sm90(const Mxfp4GemmParams& params, const Mxfp4Choice& choice, int sms,
+cudaError_t mxfp4_gemm_sm90(const W4GemmParams& params, const W4Choice& choice, int sms,
                             bool enable_pdl, cudaStream_t stream);
 
-namespace {
+using Mxfp4Sm90Kernels = W4Sm90Kernels<mxfp4_gemm_sm90_dtype_o, mxfp4_gemm_sm90>;
 
-struct Mxfp4Tiles {
-  static constexpr const char* kTactics = "a tile below 5";
-  static_assert(Mxfp4Family::kTiles == 5, "kTactics");
-  const unsigned char* b_scales;
-
-  static bool has_tactic(int64_t tactic, TokenGroups) { return tactic < Mxfp4Family::kTiles; }
-  cudaError_t launch(const GemmParams& params, bool, int tactic, int expected_tokens, int sms,
-                     bool enable_pdl, cudaStream_t stream) const {
-    const Mxfp4Choice choice =
-        tactic >= 0 ? Mxfp4Choice{tactic, 0, 0.0} : choose_mxfp4_gemm(expected_tokens);
-    return mxfp4_gemm_sm90({params, b_scales}, choice, sms, enable_pdl, stream);
-  }
-};
-
-struct Sm90Kernels {
-  static DType dtype_o() { return mxfp4_gemm_sm90_dtype_o; }
-  static void run(const GemmCall& call, const Mxfp4GemmParams& params) {
-    const TensorView& a = call.a.tensor;
-    check_rows_differ(call.a, a.size(0), a.stride(0));
-    run_gemm_by(call, params, Mxfp4Tiles{params.b_scales});
-  }
-};
-
-}  // namespace
-
-PRECAST_EXPORT(grouped_mm_mxfp4_sm90, Mxfp4GemmEntries<Sm90Kernels>::grouped_mm_mxfp4)
+PRECAST_EXPORT(grouped_mm_mxfp4_sm90, W4GemmEntries<Mxfp4Sm90Kernels>::grouped_mm_mxfp4)
 
 }  // namespace precast

@@ -88,6 +88,7 @@ from precast._ops.gemm.fp8_grouped import (
     group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise,
 )
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
+from precast._ops.gemm.int4 import grouped_mm_int4 as grouped_mm_int4
 from precast._ops.gemm.mm_bf16 import bmm_bf16 as bmm_bf16
 from precast._ops.gemm.mm_bf16 import mm_bf16 as mm_bf16
 from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4 as grouped_mm_mxfp4
@@ -131,6 +132,7 @@ from precast._ops.moe.moe_activation import moe_activation as moe_activation
 from precast._ops.moe.moe_finalize import moe_finalize as moe_finalize
 from precast._ops.moe.moe_permute import moe_permute as moe_permute
 from precast._ops.moe.moe_permute import moe_permute_quant as moe_permute_quant
+from precast._ops.moe.moe_scale_columns import moe_scale_columns as moe_scale_columns
 from precast._ops.moe.moe_sort import moe_sort as moe_sort
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm

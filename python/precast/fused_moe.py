@@ -33,6 +33,7 @@ from precast._ops.moe.moe_permute import (
     moe_permute_quant_reference,
     moe_permute_reference,
 )
+from precast._ops.moe.moe_scale_columns import moe_scale_columns, moe_scale_columns_reference
 from precast._ops.moe.moe_sort import moe_sort, moe_sort_reference
 
 __all__ = [
@@ -61,6 +62,8 @@ __all__ = [
     "moe_permute_quant",
     "moe_permute_quant_reference",
     "moe_permute_reference",
+    "moe_scale_columns",
+    "moe_scale_columns_reference",
     "moe_sort",
     "moe_sort_reference",
 ]

@@ -18,6 +18,7 @@ from precast._ops.gemm.fp8_grouped import (
     group_gemm_fp8_nt_groupwise_reference,
 )
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16, grouped_mm_bf16_reference
+from precast._ops.gemm.int4 import grouped_mm_int4, grouped_mm_int4_reference
 from precast._ops.gemm.mm_bf16 import (
     bmm_bf16,
     bmm_bf16_reference,
@@ -65,6 +66,8 @@ __all__ = [
     "grouped_mm_bf16_reference",
     "grouped_mm_fp8",
     "grouped_mm_fp8_reference",
+    "grouped_mm_int4",
+    "grouped_mm_int4_reference",
     "grouped_mm_mxfp4",
     "grouped_mm_mxfp4_reference",
     "mm_M1_16_K7168_N128",

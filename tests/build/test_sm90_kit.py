@@ -91,7 +91,7 @@ def test_every_instance_of_the_table_is_used(tmp_path: Path) -> None:
         missing -= {form for form in instructions(_micro.spec(), tmp_path) if form[3] == "e4m3"}
     for spec in users():
         # A module that can have nothing new need not be compiled: the test is whether all are used.
-        of_weights = "bf16" if spec.op.startswith("mxfp4") else "e4m3"
+        of_weights = "bf16" if spec.op.startswith(("mxfp4", "int4")) else "e4m3"
         dtype = spec.axes.get("dtype_q") or spec.axes.get("dtype", of_weights)
         if EVERYTHING or any(form[3] == dtype for form in missing):
             missing -= instructions(spec, tmp_path)

@@ -15,7 +15,9 @@ import precast
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
-MODES = ("half", "fp8", "blocks", "mxfp4")
+MODES = ("half", "fp8", "blocks", "mxfp4", "int4")
+#: Modes whose tokens are bfloat16 alone.
+PACKED = ("mxfp4", "int4")
 DTYPES = (torch.bfloat16, torch.float16)
 CASES = int(os.environ.get("PRECAST_MOE_CASES", "2000"))
 
@@ -31,7 +33,7 @@ def test_every_function(
 ) -> None:
     for biases in (False, True):
         call = draw(67, 3, 5, 256, 128, generator, dtype, mode, act, biases)
-        if mode == "mxfp4" and dtype == torch.float16:
+        if mode in PACKED and dtype == torch.float16:
             with pytest.raises(BackendSupportedError, match=r"torch\.float16 tokens"):
                 call.run()
         else:
@@ -277,12 +279,12 @@ def test_random_calls(generator: torch.Generator) -> None:
 
     for _ in range(CASES):
         mode, tokens = of(*MODES), of(0, 1, 2, 3, 5, 8, 13, 16, 31, 64, 100, 257)
-        block = 128 if mode in ("blocks", "mxfp4") else 16
+        block = 128 if mode in ("blocks", *PACKED) else 16
         sizes = [block * of(1, 2, 3, 4) for _ in range(2)]
         experts, slots = of(1, 2, 3, 5, 8, 16), of(1, 2, 3, 4, 6, 8, 10)
         ep_size = of(1, 1, 2, 3)
         options: dict[str, Any] = {"ep_rank": of(*range(ep_size))}
-        dtype = torch.bfloat16 if mode == "mxfp4" else of(*DTYPES)
+        dtype = torch.bfloat16 if mode in PACKED else of(*DTYPES)
         call = draw(
             *(tokens, slots, experts, *sizes, generator, dtype, mode, of(*COMPUTED)),
             *(of(False, True), ep_size, of(0.0, 1.0, 3.0)),

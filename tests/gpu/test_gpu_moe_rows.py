@@ -145,6 +145,30 @@ def test_quantised_copies(dtype: torch.dtype, generator: torch.Generator) -> Non
         assert scales.isnan().sum() == slots
 
 
+def test_scaled_columns(generator: torch.Generator) -> None:
+    for rows, columns in ((1, 8), (33, 384), (129, 2048), (0, 16)):
+        x = (torch.randn(rows, columns, generator=generator, device=DEVICE) * 200).bfloat16()
+        by = (torch.rand(columns, generator=generator, device=DEVICE) * 3).bfloat16()
+        if rows:
+            x[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, 2.0**-9], device=DEVICE)
+        for scale in (by, None):
+            want = fused_moe.moe_scale_columns_reference(x, scale)
+            same_bits(fused_moe.moe_scale_columns(x, scale), want)
+            out = Buffer(rows, columns, dtype=torch.bfloat16)
+            for end in (0, rows // 2, rows, rows + 5):
+                ends = torch.tensor([7, 0, end], dtype=torch.int32, device=DEVICE)
+                out.view.fill_(3)
+                fused_moe.moe_scale_columns(x, scale, ends, out.view, enable_pdl=bool(end % 2))
+                same_bits(out.view[:end], want[:end])
+                assert (out.view[end:] == 3).all()
+                out.check()
+            inside = Buffer(rows, columns, dtype=torch.bfloat16)
+            inside.view.copy_(x)
+            fused_moe.moe_scale_columns(inside.view, scale, out=inside.view)
+            same_bits(inside.view, want)
+            inside.check()
+
+
 def test_errors(generator: torch.Generator) -> None:
     selected = random_selection(9, 2, 4, generator)
     rows = torch.arange(18, dtype=torch.int32, device=DEVICE).view(9, 2)
@@ -162,6 +186,12 @@ def test_errors(generator: torch.Generator) -> None:
         (fused_moe.moe_permute, (x, rows[:3]), r"permuted_rows must have shape \[9, 2\]"),
         (fused_moe.moe_permute, (x, rows, wide.half()), "out must be bfloat16, got float16"),
         (fused_moe.moe_permute_quant, (x[:, :64], rows), "input must have a multiple of 128"),
+        (fused_moe.moe_scale_columns, (x.half(),), "input must be bfloat16, got float16"),
+        (fused_moe.moe_scale_columns, (x[:, :100],), "input must have a multiple of 8 columns"),
+        (fused_moe.moe_scale_columns, (x, x[0, :64]), r"scale must have shape \[128\]"),
+        (fused_moe.moe_scale_columns, (x, None, rows), "expert_offsets must have 1 dimension"),
+        (fused_moe.moe_scale_columns, (x, None, None, wide), "out must have input's shape"),
+        (fused_moe.moe_scale_columns, (wide[:9], None, None, wide[1:10]), "out must be input"),
     ]
     for function, arguments, words in calls:
         with pytest.raises(ValueError, match=words):

@@ -17,7 +17,7 @@ from moe_support import mxfp4
 
 from precast import fused_moe, gemm
 from precast._ops.gemm._fp8 import MMA_TILES
-from precast._ops.gemm.mxfp4 import SM90_TILES
+from precast._ops.gemm._w4 import SM90_TILES
 from precast.testing import Guarded, assert_close
 
 
@@ -34,7 +34,7 @@ TACTICS += [("auto", tile) for tile in range(-1, SM90_TILES if is_sm90() else 0)
 #: Columns and depth: parts of tiles of columns, fewer steps than stages, more.
 SHAPES = [(64, 128), (192, 256), (320, 1024), (1152, 2944)]
 #: Rows of groups: none, one, all; parts of tiles and several of them; more groups than a warp has
-#: lanes.
+#: lanes, or looks at together.
 COUNTS = [
     [1],
     [0, 1, 0],
@@ -42,6 +42,7 @@ COUNTS = [
     [0, 300, 0, 0],
     [129, 255, 16],
     [3, 0, 1, 0, 40, 2, 0, 9] * 5,
+    [0, 2, 0, 0, 1, 9, 0] * 40,
 ]
 
 tactics = pytest.mark.parametrize(("backend", "tactic"), TACTICS)
@@ -54,15 +55,16 @@ def draw(
     depth: int,
     lowest: int = 125,
     highest: int = 129,
+    ends: tuple[int, int] = (3, 7),
 ) -> tuple[torch.Tensor, ...]:
     """Tokens with rows of no group at both ends, the weight, its scales and its values, starts."""
-    rows, groups = 3 + sum(counts) + 7, len(counts)
+    rows, groups = ends[0] + sum(counts) + ends[1], len(counts)
 
     def ints(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator, device=DEVICE)
 
     a = ints(-3, 4, rows, depth).to(BF16)
-    a[:3] = a[-7:] = torch.nan
+    a[: ends[0]] = a[rows - ends[1] :] = torch.nan
     packed = ints(0, 256, groups, columns, depth // 2).byte()
     scales = ints(lowest, highest + 1, groups, columns, depth // 32).byte()
     steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device=DEVICE)
@@ -74,12 +76,12 @@ def draw(
         fused_moe.interleave_moe_weights_for_sm90_mixed_gemm(packed),
         fused_moe.interleave_moe_scales_for_sm90_mixed_gemm(scales),
         values,
-        starts_of(counts),
+        starts_of(counts, ends[0]),
     )
 
 
-def starts_of(counts: list[int]) -> torch.Tensor:
-    return torch.tensor([3, *counts], device=DEVICE).cumsum(0).int()
+def starts_of(counts: list[int], first: int = 3) -> torch.Tensor:
+    return torch.tensor([first, *counts], device=DEVICE).cumsum(0).int()
 
 
 def check(out: torch.Tensor, a: torch.Tensor, values: torch.Tensor, starts: torch.Tensor) -> None:
@@ -92,12 +94,18 @@ def check(out: torch.Tensor, a: torch.Tensor, values: torch.Tensor, starts: torc
 
 
 @tactics
+@pytest.mark.parametrize("ends", [(3, 7), (0, 0)])
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
 def test_every_tile(
-    columns: int, depth: int, backend: str, tactic: int, generator: torch.Generator
+    columns: int,
+    depth: int,
+    ends: tuple[int, int],
+    backend: str,
+    tactic: int,
+    generator: torch.Generator,
 ) -> None:
     for counts in COUNTS:
-        a, b, scales, values, starts = draw(generator, counts, columns, depth)
+        a, b, scales, values, starts = draw(generator, counts, columns, depth, ends=ends)
         out = Guarded((len(a), columns), BF16, DEVICE)
         out.view.fill_(7.0)
         gemm.grouped_mm_mxfp4(a, b, scales, starts, out.view, BF16, backend=backend, tactic=tactic)

@@ -26,7 +26,8 @@ struct GemmLaunch {
 
 // CTAs of a multiprocessor that leave a thread the registers of its sums, without spills.
 template <typename Tile, typename Gemm>
-constexpr int kMinGemmCtas = Gemm::kHasBlockScales && kConvertsFp8 ? 1 : Tile::kShape.ctas;
+constexpr int kMinGemmCtas =
+    Gemm::kHasBlockScales && sizeof(typename Gemm::A) == 1 && kConvertsFp8 ? 1 : Tile::kShape.ctas;
 
 template <typename Tile, typename Gemm>
 __global__ __launch_bounds__(Tile::kThreads, (kMinGemmCtas<Tile, Gemm>)) void  //

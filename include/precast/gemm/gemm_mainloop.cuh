@@ -45,9 +45,13 @@ __device__ __forceinline__ int first_token_of_lane() {
   return threadIdx.x / 32 / Tile::kColumnWarps * Tile::kWarpTokens + threadIdx.x % 32 / 4;
 }
 
-// The scales of the blocks of a tile. The columns of a tile have one scale.
+// The scales of the blocks of a tile.
+template <typename Tile, typename Params>
+class BlockScales;
+
+// The columns of a tile have one scale.
 template <typename Tile>
-class BlockScales {
+class BlockScales<Tile, Fp8GemmParams> {
  public:
   __device__ __forceinline__ BlockScales(const Fp8GemmParams& p, const TilePlace& place) : p_(p) {
     a_ = p.a_scale.data + place.a_group * p.a_scale.group_stride;
@@ -125,7 +129,7 @@ class GemmMainloop {
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) start(step);
     if constexpr (Gemm::kHasBlockScales) {
-      BlockScales<Tile> scales(p_, place_);
+      BlockScales<Tile, Params> scales(p_, place_);
       for (int step = 0; step < steps_; ++step) {
         wait_and_start(step + kAhead);
         scales.load(step);

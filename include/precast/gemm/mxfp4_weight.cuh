@@ -3,21 +3,10 @@
 //
 //   weight[n, k] = e2m1[n, k] * 2^(scale[n, k / 32] - 127)
 //
-// They lie as fused_moe.interleave_moe_weights_for_sm90_mixed_gemm writes them, in the order in
-// which a warp multiplies them. So a lane takes 16 bytes at once, and neither shuffles nor ldmatrix
-// bring the numbers to the lanes that need them.
-//
-// Weights  [columns / 16, depth / 64, lane 32, part 4] words of 32 bits. A word is what lane
-//          l = 4 g + q holds of 16 columns and 16 of the depth, in the fragments of mma and wgmma
-//          alike:
-//
-//            pair          0         1         2         3
-//            column        g         g + 8     g         g + 8
-//            depth         2 q + i   2 q + i   2 q + 8 + i   2 q + 8 + i,   i = 0, 1
-//
-// Bits     Number i of a pair becomes half i of a register: bf16 has its sign in bit 15 and its
-//          lowest exponent and highest mantissa bits in bits 8 to 6. A word has the bits where few
-//          instructions bring them there. The code is sign, e1, e0, m; bits are those of half i:
+// Bits     Of a word of gemm/w4_weight.cuh. Number i of a pair is half i of a register: bf16 has
+//          its sign in bit 15 and its lowest exponent and highest mantissa bits in bits 8 to 6. A
+//          word has the bits where few instructions bring them there. The code is sign, e1, e0, m;
+//          bits are those of half i:
 //
 //            pair      sign                    e1   e0   m     brought by
 //            0         15                      8    7    6     nothing
@@ -37,25 +26,17 @@
 #pragma once
 
 #include "precast/core/mma_operand.cuh"
-#include "precast/gemm/gemm_params.cuh"
+#include "precast/gemm/w4_weight.cuh"
 
 namespace precast {
-
-// Of a weight.
-constexpr int kMxfp4Columns = 64, kMxfp4Depth = 128;  // multiples
-constexpr int kMxfp4BandColumns = 16;                 // that words of 32 lanes have
-constexpr int kMxfp4StepDepth = 64;                   // that 16 bytes of a lane have
-constexpr int kMxfp4BandBytes = kMxfp4BandColumns * kMxfp4StepDepth / 2;
-constexpr int kMxfp4ScaleBytes = kMxfp4Columns * kMxfp4Depth / 32;  // of a block of both
-
-struct Mxfp4GemmParams : GemmParams {
-  const unsigned char* b_scales;  // [weights, columns / 64, depth / 128, 16, 4, 4]
-};
 
 // The element type of such a weight: two numbers in a byte.
 struct mxfp4 {
   unsigned char pair;
 };
+
+template <>
+constexpr int kW4ScaleBytes<mxfp4> = kW4Columns * kW4Depth / 32;
 
 #if defined(__CUDACC__)
 
@@ -70,9 +51,7 @@ __device__ __forceinline__ uint32_t mxfp4_factor(uint32_t scales, int byte) {
 
 // Returns the products of two numbers each.
 __device__ __forceinline__ uint32_t multiply_bf16_pairs(uint32_t x, uint32_t y) {
-  uint32_t product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(0x80008000u));
-  return product;
+  return fma_bf16_pairs(x, y, 0x80008000u);
 }
 
 // Converts a word to the weights of its four pairs, which are smaller by 2^64. `low` and `high` are
@@ -90,6 +69,28 @@ __device__ __forceinline__ void unpack_mxfp4(uint32_t word, uint32_t low, uint32
 template <>
 struct MmaOperands<bf16, mxfp4> : MmaOperands<bf16, bf16> {
   static constexpr float kRescale = 18446744073709551616.0f;  // 2^64
+};
+
+template <>
+class W4Scales<mxfp4> {
+ public:
+  static constexpr bool kScaleSums = false;
+  static constexpr int kWords = 2;
+
+  __device__ __forceinline__ explicit W4Scales(const uint32_t (&words)[kWords])
+      : low_(words[0]), high_(words[1]) {}
+  __device__ __forceinline__ explicit W4Scales(uint32_t from)
+      : low_(load_shared_word(from)), high_(load_shared_word(from + 128)) {}
+
+  __device__ __forceinline__ void unpack(uint32_t word, int thirty_two, uint32_t (&a)[4]) const {
+    unpack_mxfp4(word, mxfp4_factor(low_, thirty_two), mxfp4_factor(high_, thirty_two), a);
+  }
+  __device__ __forceinline__ float low() const { return 1.0f; }
+  __device__ __forceinline__ float high() const { return 1.0f; }
+  __device__ __forceinline__ uint32_t loaded() const { return low_ & high_; }
+
+ private:
+  uint32_t low_, high_;
 };
 
 #endif  // __CUDACC__

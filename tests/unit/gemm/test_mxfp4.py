@@ -12,8 +12,7 @@ import torch
 from moe_support import mxfp4
 
 from precast import fused_moe, gemm
-from precast._ops.gemm import _mxfp4
-from precast._ops.gemm.mxfp4 import SM90_TILES
+from precast._ops.gemm import _w4
 from precast.errors import BackendSupportedError
 from precast.shim import look_up
 
@@ -83,21 +82,21 @@ def test_a_lane_unpacks_its_words(generator: torch.Generator) -> None:
 
 
 def test_constants_are_those_of_the_kernels() -> None:
-    text = (ROOT / "include/precast/gemm/mxfp4_weight.cuh").read_text()
-    found = dict(re.findall(r"(kMxfp4\w+) = (\d+)\b", text))
-    assert int(found["kMxfp4Columns"]) == _mxfp4.COLUMNS
-    assert int(found["kMxfp4Depth"]) == _mxfp4.DEPTH
-    tiles = (ROOT / "include/precast/gemm/sm90/mxfp4_tile.cuh").read_text()
-    body = tiles.partition("kMxfp4Tiles[] = {")[2].partition("};")[0]
-    assert len(re.findall(r"\{\d+, \d+, true, \d\}", body)) == SM90_TILES
+    text = (ROOT / "include/precast/gemm/w4_weight.cuh").read_text()
+    found = dict(re.findall(r"(kW4\w+) = (\d+)\b", text))
+    assert int(found["kW4Columns"]) == _w4.COLUMNS
+    assert int(found["kW4Depth"]) == _w4.DEPTH
+    tiles = (ROOT / "include/precast/gemm/sm90/w4_tile.cuh").read_text()
+    body = tiles.partition("kW4Tiles[] = {")[2].partition("};")[0]
+    assert len(re.findall(r"\{\d+, \d+, true, \d\}", body)) == _w4.SM90_TILES
 
 
 def test_interleaving_can_be_undone(generator: torch.Generator) -> None:
     packed, scales = codes(generator, 3, 80, 96), codes(generator, 3, 128, 12)
     before = packed.clone()
-    assert torch.equal(_mxfp4.separate_weight(WEIGHTS(packed)), packed)
+    assert torch.equal(_w4.separate_weight(WEIGHTS(packed)), packed)
     assert torch.equal(packed, before)
-    assert torch.equal(_mxfp4.unfold_scales(SCALES(scales)), scales)
+    assert torch.equal(_w4.unfold_scales(SCALES(scales), 32), scales)
     assert torch.equal(WEIGHTS(packed.mT.contiguous().mT), WEIGHTS(packed))
 
 
@@ -116,8 +115,8 @@ def test_scales_of_other_sizes() -> None:
         (lambda: WEIGHTS(torch.zeros(16, 32).byte()), ValueError, "weight must have shape"),
         (lambda: WEIGHTS(torch.zeros(1, 24, 32).byte()), ValueError, "n a multiple of 16"),
         (lambda: WEIGHTS(torch.zeros(1, 16, 48).byte()), ValueError, "k of 64, got"),
-        (lambda: WEIGHTS(torch.zeros(1, 16, 32).byte(), "fp8"), ValueError, "must be 'fp4', got"),
-        (lambda: WEIGHTS(torch.zeros(1, 16, 32).byte(), "int4"), BackendSupportedError, "'int4'"),
+        (lambda: WEIGHTS(torch.zeros(1, 16, 32).byte(), "fp8"), ValueError, "must be 'fp4' or"),
+        (lambda: WEIGHTS(torch.zeros(1, 16, 32).byte(), "fp4_fp8"), BackendSupportedError, "'fp4'"),
         (lambda: SCALES(torch.zeros(64, 4).byte()), ValueError, "scales must have shape"),
         (lambda: SCALES(torch.zeros(1, 32, 4).byte()), ValueError, "n a multiple of 64"),
         (lambda: SCALES(torch.zeros(1, 64, 6).byte()), ValueError, "k of 128, got"),

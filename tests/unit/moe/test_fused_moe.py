@@ -20,7 +20,9 @@ from precast.tllm_enums import ActivationType
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 ROOT = Path(__file__).parents[3]
-MODES = ("half", "fp8", "blocks", "mxfp4")
+MODES = ("half", "fp8", "blocks", "mxfp4", "int4")
+#: Modes whose tokens are bfloat16 alone.
+PACKED = ("mxfp4", "int4")
 
 modes = pytest.mark.parametrize("mode", MODES)
 
@@ -77,7 +79,7 @@ def test_the_order_of_rows(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("act", COMPUTED, ids=lambda act: act.name)
 def test_numbers(act: ActivationType, mode: str, generator: torch.Generator) -> None:
     for dtype, biases in ((torch.bfloat16, True), (torch.float16, False)):
-        if mode == "mxfp4" and dtype is torch.float16:
+        if mode in PACKED and dtype is torch.float16:
             continue
         call = draw(
             *(19, 3, 4, 128, 128, generator, dtype, mode, act, biases),
@@ -204,6 +206,18 @@ def test_mxfp4_is_bf16_weights_of_the_same_values(generator: torch.Generator) ->
     assert torch.equal(plain.run(use_w4_group_scaling=False), want)
 
 
+def test_int4_without_scales_of_columns_and_factors(generator: torch.Generator) -> None:
+    call = draw(19, 3, 4, 256, 128, generator, mode="int4")
+    assert call.scales is not None
+    call.x *= 16
+    call.scales[2:] = [torch.empty(0)] * 6
+    call.check(call.run())
+    want = call.run()
+    ones = [torch.ones(n).bfloat16() for n in (256, 128)]
+    call.scales[2:] = [ones[0][None], ones[1][:, None], *call.scales[4:6], *(torch.ones(4),) * 2]
+    assert torch.equal(call.run(), want)
+
+
 def test_no_tokens_and_no_local_experts(generator: torch.Generator) -> None:
     call = draw(0, 4, 3, 128, 128, generator)
     assert call.run().shape == (0, 128)
@@ -220,7 +234,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"use_mxfp8_act_scaling": True}, BackendSupportedError, "calls with use_mxfp8_act_scaling"),
     ({"min_latency_mode": True}, BackendSupportedError, "calls with min_latency_mode"),
-    ({"use_packed_weights": True}, BackendSupportedError, "calls with use_packed_weights"),
+    (
+        {"use_packed_weights": True},
+        BackendSupportedError,
+        "use_packed_weights, but without use_w4_group_scaling",
+    ),
     ({"use_wfp4afp8_humming": True}, BackendSupportedError, "calls with use_wfp4afp8_humming"),
     ({"cluster_size": 2}, BackendSupportedError, "calls with cluster_size"),
     ({"input_sf": torch.ones(1)}, BackendSupportedError, "calls with input_sf"),
@@ -288,6 +306,24 @@ def test_operands_that_do_not_fit(generator: torch.Generator) -> None:
         wrong = Experts(**{**call.__dict__, "scales": [scale, call.scales[1]]})
         with pytest.raises(ValueError, match=words):
             wrong.run()
+    call = draw(5, 2, 4, 128, 256, generator, mode="int4")
+    assert call.scales is not None
+    one = torch.ones(1).bfloat16()
+    for i, scale, words in (
+        (0, call.scales[0][:2], r"quant_scales\[0\] must have shape \[4, 8, 1, 8, 8\], got \[2"),
+        (0, call.scales[0].flatten(1), "interleave_moe_scales_for_sm90_mixed_gemm"),
+        (1, call.scales[1].float(), r"quant_scales\[1\] must be torch\.bfloat16, got torch\.float"),
+        (2, one, r"quant_scales\[2\] must have 128 elements, one for each column, or none, got sh"),
+        (3, call.scales[3].float(), r"quant_scales\[3\] must be torch\.bfloat16, got torch\.float"),
+        (4, one, r"quant_scales\[4\] must have no elements"),
+        (6, call.scales[6][:2], r"quant_scales\[6\] must have shape \[4\], got \[2\]"),
+        (7, call.scales[7].double(), r"quant_scales\[7\] must be torch\.float32, got torch\.floa"),
+    ):
+        scales = [*call.scales[:i], scale, *call.scales[i + 1 :]]
+        with pytest.raises(ValueError, match=words):
+            Experts(**{**call.__dict__, "scales": scales}).run()
+    with pytest.raises(ValueError, match="quant_scales must hold 8 tensors for this mode, got 2"):
+        Experts(**{**call.__dict__, "scales": call.scales[:2]}).run()
     half = Experts(**{**call.__dict__, "fc2": call.fc2[:, :, :32].contiguous()})
     with pytest.raises(ValueError, match="intermediate size must be a positive multiple of 128"):
         half.run()

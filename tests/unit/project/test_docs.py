@@ -199,8 +199,15 @@ def test_the_table_of_ops_is_made_from_the_exports(sitegen):
     assert rows["norm_quant"].endswith("| f16, bf16; `dtype_out` e4m3, e5m2")
     # Modules of the wrappers of ``attention`` and ``mla``, and what is in ``precast.comm`` alone.
     without = {"attention_plan", "attention_nvfp4", "attention_sm90", "attention_sm90_fp8"}
-    without |= {"fp8_gemm_sm90", "gemm_gated_sm90", "gemm_sm90", "mxfp4_gemm_sm90"}
-    without |= {"scaled_gemm_sm90", "mla_sm90"}
+    without |= {
+        "fp8_gemm_sm90",
+        "gemm_gated_sm90",
+        "gemm_sm90",
+        "int4_gemm_sm90",
+        "mxfp4_gemm_sm90",
+        "scaled_gemm_sm90",
+        "mla_sm90",
+    }
     without |= {"allreduce_fusion", "custom_all_reduce"}
     # The second kernels of functions that have one in CUDA.
     without |= {name for name in rows.keys() | plan().config.ops.keys() if name.endswith(CUTE_DSL)}

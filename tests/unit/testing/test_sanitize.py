@@ -45,8 +45,14 @@ def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     # On Hopper the same calls launch these in the place of the kernels of every GPU.
     # Kernels in CuTe DSL have tests of their own, beside their twins in CUDA.
     config = Plan.load(ROOT).config
-    gemms = "fp8_gemm_sm90", "gemm_gated_sm90", "gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90"
-    for op in gemms:
+    for op in (
+        "fp8_gemm_sm90",
+        "gemm_gated_sm90",
+        "gemm_sm90",
+        "int4_gemm_sm90",
+        "mxfp4_gemm_sm90",
+        "scaled_gemm_sm90",
+    ):
         others |= {*config.ops[op].exports}
     others |= {e for op in config.ops.values() if op.is_cute_dsl for e in op.exports}
     assert exports - others <= called

@@ -11,26 +11,19 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
-from precast._op.validation import check_contiguous
 from precast._ops.gemm._fp8 import MMA
-from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH, dequantized
 from precast._ops.gemm._plain import (
     TACTIC,
-    Limits,
     check_choice,
     check_out,
-    check_sizes,
-    check_tma,
     chosen,
     exports,
     fill_starts,
 )
+from precast._ops.gemm._w4 import SM90_TILES, check_w4, dequantized
 from precast._ops.gemm.grouped_mm import GROUPS, write_groups
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
-
-#: The tiles of the kernels for Hopper: ``kMxfp4Tiles`` of ``gemm/sm90/mxfp4_tile.cuh``.
-SM90_TILES = 5
 
 
 def _write_mxfp4(
@@ -43,37 +36,11 @@ def _write_mxfp4(
     write_groups(a, dequantized(b, b_scale).mT, m_indptr, out)
 
 
-def _check(
-    export: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    b_scale: torch.Tensor,
-    m_indptr: torch.Tensor,
-    out: torch.Tensor,
-    tactic: int,
-    limits: Limits,
-) -> None:
-    check_contiguous(export, b=b, b_scale=b_scale, m_indptr=m_indptr)
-    for what, t, size, multiple, things in (
-        ("a", a, a.shape[1], DEPTH, "columns"),
-        ("b", b, b.shape[1], COLUMNS, "rows"),
-    ):
-        if size % multiple or (what == "a" and size == 0):
-            legal = "a positive multiple" if what == "a" else "a multiple"
-            raise ValueError(
-                f"{export}: {what} must have {legal} of {multiple} {things}, got shape "
-                f"{[*t.shape]}; pad with zeros"
-            )
-    if limits.by_tma:
-        check_tma(export, "a", a, "b", b, True)
-    check_sizes(export, "a", a, out, tactic, limits)
-
-
 _MXFP4, _MXFP4_SM90 = _MXFP4_BOTH = exports(
     "grouped_mm_mxfp4",
     "a:bf16[m,k] b:u8[groups,n,k//2] b_scale:u8[groups,n//64,k//128,16,16] "
     "m_indptr:i32[groups+1] out!:T=bf16|f16|f32[m,n] tactic:int enable_pdl:pdl_on",
-    _check,
+    check_w4,
     range(SM90_TILES),
     op="mxfp4_gemm",
     write=_write_mxfp4,

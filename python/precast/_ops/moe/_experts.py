@@ -28,14 +28,20 @@ class Mode(enum.Enum):
     FP8 = enum.auto()  # e4m3, with a scale for each expert
     FP8_BLOCKS = enum.auto()  # e4m3, with scales of 128 columns of tokens, 128 x 128 of weights
     MXFP4 = enum.auto()  # weights of e2m1 with scales of 32, bfloat16 activations
+    INT4 = enum.auto()  # weights of int4 with scales of 128, e4m3 activations
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether weights have two numbers in a byte."""
+        return self in (Mode.MXFP4, Mode.INT4)
 
 
 #: What errors say that there is.
 _THERE_ARE = (
     "there are kernels for input, weights and output of one dtype, bfloat16 or float16; for input "
     "and weights of float8_e4m3fn with four quant_scales; for weights of float8_e4m3fn with "
-    "use_deepseek_fp8_block_scale; and for bfloat16 input and output with MXFP4 weights and "
-    "use_w4_group_scaling"
+    "use_deepseek_fp8_block_scale; and for bfloat16 input and output with use_w4_group_scaling: "
+    "MXFP4 weights, or int4 weights with use_packed_weights, too"
 )
 
 
@@ -51,6 +57,7 @@ def mode_of(
     output_dtype: torch.dtype,
     use_deepseek_fp8_block_scale: bool,
     use_w4_group_scaling: bool,
+    use_packed_weights: bool,
     flags: Iterable[tuple[str, bool]] = (),
 ) -> Mode:
     """Return the mode of a call; raise BackendSupportedError for one that no kernel has.
@@ -69,8 +76,10 @@ def mode_of(
     if use_w4_group_scaling:
         is_bf16 = x_dtype is torch.bfloat16 and output_dtype is torch.bfloat16
         if is_bf16 and weight_dtype is torch.uint8 and not use_deepseek_fp8_block_scale:
-            return Mode.MXFP4
+            return Mode.INT4 if use_packed_weights else Mode.MXFP4
         raise unsupported(name, f"{dtypes} and use_w4_group_scaling")
+    if use_packed_weights:
+        raise unsupported(name, "calls with use_packed_weights, but without use_w4_group_scaling")
     if use_deepseek_fp8_block_scale:
         if x_dtype in _HALVES and weight_dtype is _E4M3:
             return Mode.FP8_BLOCKS
@@ -141,12 +150,13 @@ class Scratch(NamedTuple):
     rows: Any  # [tokens, slots]
     row_experts: Any  # [rows]
     counts: Any  # [chunks, experts], or None for one chunk
+    rounded: Any  # [tokens, hidden], tokens of 8 bits, or None
     tokens: Any  # [rows, hidden], what the first product reads
     token_scales: Any  # [rows, hidden / 128], or None
     first: Any  # [rows, inputs]; not used if the first product computes the function
     active: Any  # [rows, inter], what the second product reads
     active_scales: Any  # [rows, inter / 128], or None
-    second: Any  # [rows, hidden], in the memory of tokens and first
+    second: Any  # [rows, hidden], in the memory of rounded, tokens and first
 
 
 def row_dtype(mode: Mode, output_dtype: torch.dtype) -> torch.dtype:
@@ -177,7 +187,7 @@ def scratch_layout(
         return place(torch.float32, *shape, strides=(1, sizes.padded_rows))
 
     rows, result = sizes.rows, row_dtype(mode, output_dtype)
-    operand = x_dtype if mode in (Mode.HALF, Mode.MXFP4) else _E4M3
+    operand = _E4M3 if mode in (Mode.FP8, Mode.FP8_BLOCKS) else x_dtype
     i32 = torch.int32
     offsets = place(i32, sizes.experts + 1)
     row_of_slot = place(i32, sizes.tokens, sizes.slots)
@@ -187,6 +197,7 @@ def scratch_layout(
     active_scales = scales(sizes.inter)
     begin = at
     first = place(result, rows, sizes.inputs)
+    rounded = place(operand, sizes.tokens, sizes.hidden) if mode is Mode.INT4 else None
     tokens = place(operand, rows, sizes.hidden)
     token_scales = scales(sizes.hidden)
     end = at
@@ -194,7 +205,7 @@ def scratch_layout(
     second = place(result, rows, sizes.hidden)
     return (
         Scratch(
-            *(offsets, row_of_slot, row_experts, counts, tokens, token_scales),
+            *(offsets, row_of_slot, row_experts, counts, rounded, tokens, token_scales),
             *(first, active, active_scales, second),
         ),
         max(at, end),
@@ -208,6 +219,7 @@ class Options(NamedTuple):
     activation_type: int
     use_deepseek_fp8_block_scale: bool
     use_w4_group_scaling: bool
+    use_packed_weights: bool
     tp: tuple[int, int]
     ep: tuple[int, int]
     flags: tuple[tuple[str, bool], ...]  # of modes that no kernel has
@@ -352,7 +364,7 @@ def sizes_of(
                 f"{name}: {argument} must have {rank} dimensions, got shape {[*t.shape]}"
             )
     (tokens, hidden), slots = x.shape, experts_of.shape[1]
-    packed = 2 if mode is Mode.MXFP4 else 1  # numbers in an element
+    packed = 2 if mode.is_packed else 1  # numbers in an element
     experts, columns, width = fc2.shape
     sizes = Sizes(tokens, slots, experts, hidden, packed * width, function.is_gated)
     if columns != hidden:
@@ -421,10 +433,11 @@ def check_places(
     is_cuda = tensors["input"].is_cuda
     read = [(argument, tensors[argument]) for argument in _READ]
     vectors: tuple[str, ...] = _VECTORS
-    if mode is Mode.MXFP4:
+    if mode.is_packed:
         of_scales = [(f"quant_scales[{i}]", scale) for i, scale in enumerate(scales)]
         read += of_scales
-        vectors = (*_VECTORS, *(argument for argument, _ in of_scales))
+        # The last ones of int4 are numbers of experts.
+        vectors = (*_VECTORS, *(argument for argument, _ in of_scales[:4]))
     written = [(argument, tensors[argument]) for argument in ("output", "workspace_buffer")]
     places = {}
     for argument, t in (*read, *written):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from precast._base.torch import torch
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise_reference
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16_reference
+from precast._ops.gemm.int4 import grouped_mm_int4_reference
 from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4_reference
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8_reference
 from precast._ops.moe._activation_reference import (
@@ -17,6 +18,7 @@ from precast._ops.moe._activation_reference import (
 )
 from precast._ops.moe.moe_finalize import moe_finalize_reference
 from precast._ops.moe.moe_permute import moe_permute_quant_reference, moe_permute_reference
+from precast._ops.moe.moe_scale_columns import moe_scale_columns_reference
 from precast._ops.moe.moe_sort import moe_sort_reference
 
 
@@ -37,6 +39,7 @@ def cutlass_fused_moe_reference(
     ep_rank: int = 0,
     use_deepseek_fp8_block_scale: bool = False,
     use_w4_group_scaling: bool = False,
+    use_packed_weights: bool = False,
     activation_type: int = SWIGLU,
 ) -> torch.Tensor:
     """:func:`cutlass_fused_moe` in plain PyTorch on any device.
@@ -71,6 +74,17 @@ def cutlass_fused_moe_reference(
         y = grouped_mm_fp8_reference(x, fc1, offsets)
         h = moe_activation_reference(y, *given, first_scale, quant_scale, gate_first=False)
         y = grouped_mm_fp8_reference(h, fc2, offsets)
+    elif use_w4_group_scaling and use_packed_weights:
+        of_fc1, of_fc2, *others = scales
+        of_tokens, of_active, _, _, first_scale, second_scale = (
+            t if t.numel() else None for t in others
+        )
+        x = moe_permute_reference(_rounded(input, of_tokens), rows)
+        y = grouped_mm_int4_reference(x, fc1, of_fc1, offsets, input.dtype)
+        h = moe_activation_reference(
+            y, *given, first_scale, gate_first=False, out_dtype=input.dtype
+        )
+        y = grouped_mm_int4_reference(_rounded(h, of_active), fc2, of_fc2, offsets, input.dtype)
     elif use_w4_group_scaling:
         of_fc1, of_fc2 = (scale.view(torch.uint8) for scale in scales)
         x = moe_permute_reference(input, rows)
@@ -84,3 +98,7 @@ def cutlass_fused_moe_reference(
         y = grouped_mm_bf16_reference(h, fc2, offsets, output_dtype)
     bias = fc2_expert_biases if tp_rank == 0 else None
     return moe_finalize_reference(y, rows, token_final_scales, of, second_scale, bias, output_dtype)
+
+
+def _rounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    return moe_scale_columns_reference(x, None if scale is None else scale.view(-1))

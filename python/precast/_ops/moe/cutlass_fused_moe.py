@@ -3,7 +3,7 @@
 
 Source: Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538; scales of blocks:
 DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3; MXFP4: OCP Microscaling Formats (MX)
-Specification 1.0.
+Specification 1.0; scales of the channels of activations: SmoothQuant, arXiv:2211.10438.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.export import op
 from precast._ops.gemm._gated import GROUPED_SWIGLU
-from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH
+from precast._ops.gemm._w4 import COLUMNS, DEPTH
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16
+from precast._ops.gemm.int4 import grouped_mm_int4
 from precast._ops.gemm.mxfp4 import grouped_mm_mxfp4
 from precast._ops.gemm.scaled_mm import grouped_mm_fp8
 from precast._ops.moe._experts import (
@@ -45,6 +46,7 @@ from precast._ops.moe.enums import ActivationType
 from precast._ops.moe.moe_activation import ACTIVATION
 from precast._ops.moe.moe_finalize import FINALIZE
 from precast._ops.moe.moe_permute import PERMUTE, PERMUTE_QUANT
+from precast._ops.moe.moe_scale_columns import SCALE_COLUMNS
 from precast._ops.moe.moe_sort import SORT
 from precast.api_logging import precast_api
 from precast.trace import Const, Dtype, Tensor, TraceTemplate, Var
@@ -56,7 +58,7 @@ def _check_scales(
     given: tuple[torch.Tensor, ...], x: torch.Tensor, mode: Mode, sizes: Sizes
 ) -> None:
     """Raise unless the scales that the mode needs are there."""
-    count = {Mode.HALF: 0, Mode.FP8: 4}.get(mode, 2)
+    count = {Mode.HALF: 0, Mode.FP8: 4, Mode.INT4: 8}.get(mode, 2)
     if count == 0:
         return
     if len(given) != count:
@@ -66,6 +68,9 @@ def _check_scales(
     experts, hidden, inter = sizes.experts, sizes.hidden, sizes.inter
     shapes: list[tuple[int, ...]]
     dtype = torch.float32
+    if mode is Mode.INT4:
+        _check_int4_scales(given, x, sizes)
+        return
     if mode is Mode.MXFP4:
         dtype, given = torch.uint8, tuple(_bytes_of(scale) for scale in given)
         shapes = [
@@ -84,6 +89,44 @@ def _check_scales(
         shapes = [(experts,), second, (experts,), last]
     for i, (scale, shape) in enumerate(zip(given, shapes, strict=True)):
         check_tensor(_NAME, f"quant_scales[{i}]", scale, x, dtype, *shape)
+
+
+def _check_int4_scales(given: tuple[torch.Tensor, ...], x: torch.Tensor, sizes: Sizes) -> None:
+    """Raise unless the eight scales are those of weights, columns, zeros, and experts."""
+    experts, hidden, inter = sizes.experts, sizes.hidden, sizes.inter
+    blocks = (sizes.inputs, hidden), (hidden, inter)
+    for i, (columns, depth) in enumerate(blocks):
+        shape = experts, columns // COLUMNS, depth // DEPTH, 8, 8
+        if given[i].shape != shape:
+            raise ValueError(
+                f"{_NAME}: quant_scales[{i}] must have shape {[*shape]}, got {[*given[i].shape]}. "
+                f"Fix: interleave_moe_scales_for_sm90_mixed_gemm(scales, {DEPTH})"
+            )
+        check_tensor(_NAME, f"quant_scales[{i}]", given[i], x, torch.bfloat16, *shape)
+        number = i + 2
+        name, of_columns = f"quant_scales[{number}]", given[number]
+        if of_columns.numel() not in (0, depth):
+            raise ValueError(
+                f"{_NAME}: {name} must have {depth} elements, one for each column, or none, got "
+                f"shape {[*of_columns.shape]}"
+            )
+        if of_columns.numel():
+            check_tensor(_NAME, name, of_columns, x, torch.bfloat16, *of_columns.shape)
+        if given[i + 4].numel():
+            raise ValueError(
+                f"{_NAME}: quant_scales[{i + 4}] must have no elements, because int4 weights have "
+                f"no zero points here, got shape {[*given[i + 4].shape]}"
+            )
+        alpha = given[i + 6]
+        if alpha.numel():
+            check_tensor(_NAME, f"quant_scales[{i + 6}]", alpha, x, torch.float32, experts)
+
+
+def _int4_scales(given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor | None, ...]:
+    """Return the scales as the steps take them: flat, and None for one without elements."""
+    of_columns = tuple(scale.view(-1) if scale.numel() else None for scale in given[2:4])
+    alphas = tuple(scale if scale.numel() else None for scale in given[6:8])
+    return *given[:2], *of_columns, *alphas
 
 
 def _bytes_of(scale: torch.Tensor) -> torch.Tensor:
@@ -105,7 +148,7 @@ def _run(
     first_expert: int,
     fc1: torch.Tensor,
     fc2: torch.Tensor,
-    scales: tuple[torch.Tensor, ...],
+    scales: tuple[Any, ...],
     fc1_bias: torch.Tensor | None,
     fc2_bias: torch.Tensor | None,
     numbers: tuple[torch.Tensor | None, ...],
@@ -118,7 +161,8 @@ def _run(
     SORT.launch(selected, first_expert, s.offsets, s.rows, s.row_experts, s.counts, pdl)
     act = int(call.function)
     # Where nothing differs between experts, the function does not read which expert a row has.
-    differs = mode is Mode.FP8 or any(t is not None for t in (fc1_bias, *numbers))
+    alpha = scales[4] if mode is Mode.INT4 else None
+    differs = mode is Mode.FP8 or any(t is not None for t in (fc1_bias, *numbers, alpha))
     of_rows = s.first, s.row_experts if differs else None, s.offsets, act, fc1_bias, *numbers
     if call.is_fused:
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
@@ -131,6 +175,15 @@ def _run(
         ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, None, pdl)
         _multiply(s.active, fc2, scales[1:], s.offsets, s.second, tactics[1])
         scale = None
+    elif mode is Mode.INT4:
+        of_fc1, of_fc2, of_tokens, of_active, _, scale = scales
+        SCALE_COLUMNS.launch(x, of_tokens, None, s.rounded, pdl)
+        PERMUTE.launch(s.rounded, s.rows, s.tokens, pdl)
+        products = s.first.dtype
+        grouped_mm_int4(s.tokens, fc1, of_fc1, s.offsets, s.first, products, tactic=tactics[0])
+        ACTIVATION.launch(*of_rows, alpha, None, False, EPS, s.active, None, pdl)
+        SCALE_COLUMNS.launch(s.active, of_active, s.offsets, s.active, pdl)
+        grouped_mm_int4(s.active, fc2, of_fc2, s.offsets, s.second, products, tactic=tactics[1])
     elif mode is Mode.FP8:
         dequant, quant, scale, _ = scales
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
@@ -271,14 +324,14 @@ def cutlass_fused_moe(
     fc1_expert_weights : torch.Tensor
         ``[experts, 2 inter, hidden]``, contiguous: the experts of this rank. The first half of the
         rows is the linear part (w3, up) and the second the gate (w1); without a gate there are
-        ``inter`` rows. MXFP4: uint8, of half as many columns.
+        ``inter`` rows. MXFP4 and int4: uint8, of half as many columns.
     fc2_expert_weights : torch.Tensor
-        ``[experts, hidden, inter]``, contiguous, of the same dtype; up to 1024 experts. MXFP4:
-        half as many columns.
+        ``[experts, hidden, inter]``, contiguous, of the same dtype; up to 1024 experts. MXFP4
+        and int4: half as many columns.
     output_dtype : torch.dtype
         bfloat16 or float16.
     quant_scales : sequence of torch.Tensor or None
-        Contiguous. None or ignored for 16-bit weights; for FP8 and MXFP4 see Modes in the notes.
+        Contiguous. None or ignored for 16-bit weights; for the others see Modes in the notes.
     fc1_expert_biases : torch.Tensor, optional
         ``[experts, 2 inter]`` or ``[experts, inter]`` of ``output_dtype``, contiguous. Default:
         none.
@@ -304,8 +357,10 @@ def cutlass_fused_moe(
     use_deepseek_fp8_block_scale : bool
         Whether weights are float8_e4m3fn with scales of blocks. Default: False.
     use_w4_group_scaling : bool
-        Whether weights are MXFP4. Default: False.
-    use_mxfp8_act_scaling, min_latency_mode, use_packed_weights, use_wfp4afp8_humming : bool
+        Whether weights are MXFP4, or int4 with ``use_packed_weights``. Default: False.
+    use_packed_weights : bool
+        Whether weights are int4: see Modes in the notes. Default: False.
+    use_mxfp8_act_scaling, min_latency_mode, use_wfp4afp8_humming : bool
         Only False: no kernel has these modes.
     tune_max_num_tokens : int
         Without effect, as nothing is tuned.
@@ -339,8 +394,8 @@ def cutlass_fused_moe(
         A mode, or an ``activation_type``, that no kernel has; the message lists what there is.
     ValueError
         A tensor that is not on a CUDA device; a dtype, shape, device, strides or alignment other
-        than above; sizes that are no multiples of 8 (16 with FP8, 128 with scales of blocks and
-        with MXFP4); a rank outside of its group; an ``output`` that overlaps another argument; a
+        than above; sizes that are no multiples of 8 (16 with FP8, 128 with scales of blocks, MXFP4
+        and int4); a rank outside of its group; an ``output`` that overlaps another argument; a
         workspace that is too small.
 
     Notes
@@ -365,6 +420,17 @@ def cutlass_fused_moe(
       :func:`interleave_moe_scales_for_sm90_mixed_gemm` returns them: ``[experts, 2 inter / 64,
       hidden / 128, 16, 16]`` and ``[experts, hidden / 64, inter / 128, 16, 16]``, uint8, or what
       their ``.view`` as int32 or float8_e8m0fnu is. Results are rounded as with bfloat16 weights.
+    - ``use_w4_group_scaling`` with ``use_packed_weights``: ``input`` and ``output_dtype`` are
+      bfloat16, weights uint8 with two int4 numbers in a byte, as
+      :func:`interleave_moe_weights_for_sm90_mixed_gemm` returns them with ``"int4"``. The eight
+      ``quant_scales`` are those of both weights, bfloat16, as
+      :func:`interleave_moe_scales_for_sm90_mixed_gemm` returns them with a group size of 128:
+      ``[experts, 2 inter / 64, hidden / 128, 8, 8]`` and ``[experts, hidden / 64, inter / 128, 8,
+      8]``; what the columns of tokens and of activations are multiplied by before they are rounded
+      to e4m3 (:func:`moe_scale_columns`), bfloat16 with ``hidden`` and ``inter`` elements, or none:
+      1; two without elements, which would be zero points; and the factors of both products of each
+      expert, float32 ``[experts]``, or without elements: 1. Products and activations are bfloat16
+      before they are multiplied.
 
     The order of rows is stable, and slots are added in float32 in their order, so equal arguments
     give equal bits, with every value of ``use_fused_finalize``. Experts without tokens are not
@@ -400,7 +466,6 @@ def cutlass_fused_moe(
     flags = (
         ("use_mxfp8_act_scaling", bool(use_mxfp8_act_scaling)),
         ("min_latency_mode", bool(min_latency_mode)),
-        ("use_packed_weights", bool(use_packed_weights)),
         ("use_wfp4afp8_humming", bool(use_wfp4afp8_humming)),
         ("input_sf", input_sf is not None),
         ("situ_beta", situ_beta is not None),
@@ -412,6 +477,7 @@ def cutlass_fused_moe(
         activation_type,
         use_deepseek_fp8_block_scale,
         use_w4_group_scaling,
+        bool(use_packed_weights),
         (tp_size, tp_rank),
         (ep_size, ep_rank),
         flags,
@@ -434,6 +500,8 @@ def cutlass_fused_moe(
         scales = ()
     elif mode is Mode.MXFP4:
         scales = tuple(_bytes_of(scale) for scale in scales)
+    elif mode is Mode.INT4:
+        scales = _int4_scales(scales)
     if output is None:
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
     scratch = scratch_of(workspace_buffer, input, call.layout, call.total)
@@ -466,6 +534,7 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
     mode = mode_of(
         *(_NAME, x.dtype, fc1.dtype, output_dtype, options.use_deepseek_fp8_block_scale),
         options.use_w4_group_scaling,
+        options.use_packed_weights,
         options.flags,
     )
     numbers = t["swiglu_alpha"], t["swiglu_beta"], t["swiglu_limit"]
@@ -528,7 +597,7 @@ def cutlass_fused_moe_workspace_size(
         The columns of tokens and results.
     intermediate_size : int
         The columns between both products, those of the last dimension of ``fc2_expert_weights``;
-        of MXFP4 twice as many.
+        of MXFP4 and int4 twice as many.
     num_experts_total : int
         The experts of all ranks.
     top_k : int
@@ -541,10 +610,10 @@ def cutlass_fused_moe_workspace_size(
         An :class:`ActivationType`. Default: Swiglu.
     tp_size, tp_rank, ep_size, ep_rank : int
         As :func:`cutlass_fused_moe` takes them.
-    min_latency_mode, use_mxfp8_act_scaling, use_packed_weights, use_wfp4afp8_humming : bool
+    min_latency_mode, use_mxfp8_act_scaling, use_wfp4afp8_humming : bool
         Only False.
-    use_deepseek_fp8_block_scale, use_w4_group_scaling : bool
-        As :func:`cutlass_fused_moe` takes it.
+    use_deepseek_fp8_block_scale, use_w4_group_scaling, use_packed_weights : bool
+        As :func:`cutlass_fused_moe` takes them.
     use_fused_finalize : bool
         Without effect.
     backend : str
@@ -591,10 +660,10 @@ def cutlass_fused_moe_workspace_size(
     mode = mode_of(
         *(name, x_dtype, weight_dtype, output_dtype, use_deepseek_fp8_block_scale),
         use_w4_group_scaling,
+        use_packed_weights,
         (
             ("use_mxfp8_act_scaling", use_mxfp8_act_scaling),
             ("min_latency_mode", min_latency_mode),
-            ("use_packed_weights", use_packed_weights),
             ("use_wfp4afp8_humming", use_wfp4afp8_humming),
         ),
     )

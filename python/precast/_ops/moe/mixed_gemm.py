@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from precast._base.errors import BackendSupportedError
 from precast._base.torch import torch
-from precast._ops.gemm._mxfp4 import COLUMNS, DEPTH, fold_scales, interleave_weight
+from precast._ops.gemm._w4 import COLUMNS, DEPTH, INT4, MXFP4, fold_scales, interleave_weight
 from precast.api_logging import precast_api
 
 
@@ -22,27 +22,29 @@ def interleave_moe_weights_for_sm90_mixed_gemm(
     Parameters
     ----------
     weight : torch.Tensor
-        ``[experts, n, k / 2]``, uint8, on any device: two e2m1 numbers in a byte, the first one in
-        the lower 4 bits. ``n`` is a multiple of 16, ``k`` of 64.
+        ``[experts, n, k / 2]``, uint8, on any device: two numbers in a byte, the first one in the
+        lower 4 bits. ``n`` is a multiple of 16, ``k`` of 64.
     quant_type : str
-        Only ``"fp4"``, MXFP4 with activations of 16 bits.
+        ``"fp4"``, e2m1 numbers of MXFP4 with activations of 16 bits; or ``"int4"``, numbers from -8
+        to 7 with activations of e4m3.
 
     Returns
     -------
     torch.Tensor
         A new tensor of the same shape, for :func:`cutlass_fused_moe` with ``use_w4_group_scaling``
-        and for :func:`~precast.gemm.grouped_mm_mxfp4`, on every GPU.
+        and for :func:`~precast.gemm.grouped_mm_mxfp4` or :func:`~precast.gemm.grouped_mm_int4`, on
+        every GPU.
 
     Raises
     ------
     BackendSupportedError
-        ``quant_type`` is ``"fp4_fp8"`` or ``"int4"``, which no kernel reads.
+        ``quant_type`` is ``"fp4_fp8"``, which no kernel reads.
     ValueError
         Another ``quant_type``, or a dtype or shape other than above.
 
     Notes
     -----
-    The order is that of ``include/precast/gemm/mxfp4_weight.cuh`` and no other library's: weights
+    The order is that of ``include/precast/gemm/w4_weight.cuh`` and no other library's: weights
     that another one interleaved must be loaded again. It is made by PyTorch, expert by expert, and
     takes about 16 times the memory of an expert.
 
@@ -54,13 +56,13 @@ def interleave_moe_weights_for_sm90_mixed_gemm(
     torch.Size([1, 16, 32])
     """
     name = "interleave_moe_weights_for_sm90_mixed_gemm"
-    if quant_type in ("fp4_fp8", "int4"):
+    if quant_type == "fp4_fp8":
         raise BackendSupportedError(
-            f"{name}: no kernel reads weights of quant_type {quant_type!r}; there are kernels for "
-            f"'fp4'"
+            f"{name}: no kernel reads weights of quant_type 'fp4_fp8'; there are kernels for 'fp4' "
+            f"and 'int4'"
         )
-    if quant_type != "fp4":
-        raise ValueError(f"{name}: quant_type must be 'fp4', got {quant_type!r}")
+    if quant_type not in ("fp4", "int4"):
+        raise ValueError(f"{name}: quant_type must be 'fp4' or 'int4', got {quant_type!r}")
     if weight.dtype != torch.uint8:
         raise ValueError(f"{name}: weight must be uint8, got {weight.dtype}")
     if weight.dim() != 3 or weight.shape[1] % 16 or weight.shape[2] % 32:
@@ -68,7 +70,7 @@ def interleave_moe_weights_for_sm90_mixed_gemm(
             f"{name}: weight must have shape [experts, n, k / 2] with n a multiple of 16 and k of "
             f"64, got {[*weight.shape]}"
         )
-    return interleave_weight(weight)
+    return interleave_weight(weight, INT4 if quant_type == "int4" else MXFP4)
 
 
 @precast_api
@@ -80,17 +82,19 @@ def interleave_moe_scales_for_sm90_mixed_gemm(
     Parameters
     ----------
     scales : torch.Tensor
-        ``[experts, n, k / group_size]``, on any device: for MXFP4 ue8m0 numbers in uint8. ``n`` is
-        a multiple of 64, ``k`` of 128.
+        ``[experts, n, k / group_size]``, on any device: for MXFP4 ue8m0 numbers in uint8, for int4
+        bfloat16. ``n`` is a multiple of 64, ``k`` of 128.
     group_size : int
-        The numbers that a scale has; 32 for MXFP4.
+        The numbers that a scale has; 32 for MXFP4, 128 for int4.
 
     Returns
     -------
     torch.Tensor
         A new tensor ``[experts, n / 64, k / 128, r, c]`` with ``c`` scales in 16 bytes and as many
-        rows as 64 x 128 numbers have: of bytes with groups of 32, ``r`` and ``c`` are 16. Byte
-        ``4 s + j`` of row ``r`` is scale ``j`` of 128 numbers of row ``16 s + r`` of 64.
+        rows as 64 x 128 numbers have: of bytes with groups of 32, ``r`` and ``c`` are 16, of
+        bfloat16 with groups of 128 they are 8. Byte ``4 s + j`` of row ``r`` is scale ``j`` of 128
+        numbers of row ``16 s + r`` of 64; of bfloat16, scale ``s`` of row ``r`` is that of row ``8
+        s + r``.
 
     Raises
     ------

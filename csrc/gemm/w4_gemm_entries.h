@@ -1,45 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-// The entry point of the products with weights of MXFP4, whatever kernels compute them.
+// The entry points of the products with weights of 4 bits, whatever kernels compute them.
 #pragma once
 
 #include "gemm/gemm_call.h"
+#include "precast/gemm/int4_weight.cuh"
 #include "precast/gemm/mxfp4_weight.cuh"
 
 namespace precast {
 
-// The exported function. `Kernels` has
+// The exported functions. `Kernels` has
 //
 //   static DType dtype_o();  of the module's outputs
-//   static void run(const GemmCall& call, const Mxfp4GemmParams& params);
+//   static void run(const GemmCall& call, const W4GemmParams& params);
 //
 // where run() checks sizes and memory, and launches the product.
 template <typename Kernels>
-struct Mxfp4GemmEntries {
+struct W4GemmEntries {
   static void grouped_mm_mxfp4(TensorView a, TensorView b, TensorView b_scale, TensorView m_indptr,
                                TensorView out, int64_t tactic, bool enable_pdl) {
+    grouped_mm<mxfp4>("grouped_mm_mxfp4", kUint8, 16, a, b, b_scale, m_indptr, out, tactic,
+                      enable_pdl);
+  }
+  static void grouped_mm_int4(TensorView a, TensorView b, TensorView b_scale, TensorView m_indptr,
+                              TensorView out, int64_t tactic, bool enable_pdl) {
+    grouped_mm<int4_pair>("grouped_mm_int4", DType::bf16, 8, a, b, b_scale, m_indptr, out, tactic,
+                          enable_pdl);
+  }
+
+ private:
+  // Blocks of scales have so many rows, and so many scales in each.
+  template <typename Weight, typename ScaleType>
+  static void grouped_mm(const char* op, ScaleType scale_type, int64_t block_rows, TensorView a,
+                         TensorView b, TensorView b_scale, TensorView m_indptr, TensorView out,
+                         int64_t tactic, bool enable_pdl) {
     Dim m("m"), n("n"), k("k"), groups("groups");
-    const TensorMatcher match("grouped_mm_mxfp4");
+    const TensorMatcher match(op);
     const TensorMatch in = match(a, "a");
     const TensorMatch by = match(b, "b");
     const TensorMatch of_b = match(b_scale, "b_scale");
     const TensorMatch starts = match(m_indptr, "m_indptr");
     const TensorMatch to = match(out, "out");
     in.cuda().dtype(DType::bf16).shape({m, k});
-    PRECAST_CHECK(k > 0 && k % kMxfp4Depth == 0, ValueError)
-        << "grouped_mm_mxfp4: a must have a positive multiple of " << kMxfp4Depth
-        << " columns, got shape " << to_string(a.shape()) << "; pad with zeros";
+    PRECAST_CHECK(k > 0 && k % kW4Depth == 0, ValueError)
+        << op << ": a must have a positive multiple of " << kW4Depth << " columns, got shape "
+        << to_string(a.shape()) << "; pad with zeros";
     by.same_device(in).dtype(kUint8).shape({groups, n, k / 2}).contiguous();
-    PRECAST_CHECK(n % kMxfp4Columns == 0, ValueError)
-        << "grouped_mm_mxfp4: b must have a multiple of " << kMxfp4Columns << " rows, got shape "
+    PRECAST_CHECK(n % kW4Columns == 0, ValueError)
+        << op << ": b must have a multiple of " << kW4Columns << " rows, got shape "
         << to_string(b.shape()) << "; pad with zeros";
     of_b.same_device(in)
-        .dtype(kUint8)
-        .shape({groups, n / kMxfp4Columns, k / kMxfp4Depth, 16, 16})
+        .dtype(scale_type)
+        .shape({groups, n / kW4Columns, k / kW4Depth, block_rows, block_rows})
         .contiguous();
     starts.same_device(in).dtype(kInt32);
     to.same_device(in).dtype(Kernels::dtype_o()).shape({m, n}).elements_apart();
     check_written({TensorMemory(to)}, {TensorMemory(starts), TensorMemory(of_b)});
-    Mxfp4GemmParams params = {};
+    W4GemmParams params = {};
     params.kind = TokenGroups::ranges;
     params.group_info = numbers_of(starts, groups + 1, params.info_is_int64);
     params.b_scales = of_b.data<const unsigned char>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of GEMM with a weight of MXFP4 for sm_90a, and which of them a problem takes. Rows are
+// The tiles of GEMM with a weight of 4 bits for sm_90a, and which of them a problem takes. Rows are
 // columns of the weight, which is unpacked into registers, the first operand of the tensor cores;
 // columns are tokens.
 //
@@ -7,54 +7,58 @@
 // of the weight, a band of 16 rows after the other; and its scales, 64 rows after the other.
 #pragma once
 
-#include "precast/gemm/mxfp4_weight.cuh"
 #include "precast/gemm/sm90/tile.cuh"
+#include "precast/gemm/w4_weight.cuh"
 
 namespace precast {
 
-// The index is that of Mxfp4Choice::tile, which tests know. A stage of {64, 16} has as many bytes
+// The index is that of W4Choice::tile, which tests know. A stage of {64, 16} has as many bytes
 // of tokens as of the weight, and L2 has to deliver both: so tiles of few tokens have 128 columns
 // of the weight. Measured 2026-11-27 on an H200 with gpt-oss's layers: tiles of 192 and 256 tokens
 // won nowhere but with 128 tokens for each of 128 experts (6 %) and with groups of exactly 256 (4
 // %).
-constexpr Sm90TileShape kMxfp4Tiles[] = {
-    {128, 8, true, 2}, {128, 16, true, 2},  {64, 32, true, 3},
-    {64, 64, true, 2}, {128, 128, true, 1},
+constexpr Sm90TileShape kW4Tiles[] = {
+    {16, 8, true, 3},  {128, 8, true, 2}, {128, 16, true, 2},
+    {64, 32, true, 3}, {64, 64, true, 2}, {128, 128, true, 1},
 };
+// The tile of gemm/sm90/w4_few.cuh, without the stages of the others.
+constexpr int kW4FewTile = 0;
 
-struct Mxfp4Family {
+struct W4Family {
   // Bytes by which a stage has 128 of the depth.
-  static constexpr int kTiles = sizeof(kMxfp4Tiles) / sizeof(kMxfp4Tiles[0]), kElementBytes = 1;
-  static constexpr const Sm90TileShape& tile(int index) { return kMxfp4Tiles[index]; }
+  static constexpr int kTiles = sizeof(kW4Tiles) / sizeof(kW4Tiles[0]), kElementBytes = 1;
+  static constexpr const Sm90TileShape& tile(int index) { return kW4Tiles[index]; }
 };
-using Mxfp4Choice = Sm90GemmChoice<Mxfp4Family>;
+using W4Choice = Sm90GemmChoice<W4Family>;
 
 // The tokens of a group, on average, up to which each tile but the last is chosen, from the same
 // measurement. A larger tile unpacks its weight for more tokens, but multiplies more that no group
 // has.
-constexpr int kMxfp4MostTokens[Mxfp4Family::kTiles - 1] = {6, 10, 24, 48};
+constexpr int kW4MostTokens[W4Family::kTiles - 1] = {2, 6, 10, 24, 48};
 
-constexpr Mxfp4Choice choose_mxfp4_gemm(int tokens) {
+constexpr W4Choice choose_w4_gemm(int tokens) {
   int tile = 0;
-  while (tile + 1 < Mxfp4Family::kTiles && tokens > kMxfp4MostTokens[tile]) ++tile;
+  while (tile + 1 < W4Family::kTiles && tokens > kW4MostTokens[tile]) ++tile;
   return {tile, 0, 0.0};
 }
 
 #if defined(PRECAST_SM)
 
-template <int kRowsOf, int kColumnsOf, int kCtas>
-struct Mxfp4Tile : Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas> {
+// `WeightType` is the format of the weight.
+template <typename WeightType, int kRowsOf, int kColumnsOf, int kCtas>
+struct W4Tile : Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas> {
   using Base = Sm90GemmTile<kRowsOf, kColumnsOf, true, 0, 0, kCtas>;
+  using Weight = WeightType;
   static constexpr int kBuffers = 0;
   // wgmma takes as long for 8 and 16 tokens as for 32, mma does not.
   static constexpr bool kUsesMma = kColumnsOf <= 16;
-  static constexpr int kPanelDepth = 64, kPanels = kMxfp4Depth / kPanelDepth;
+  static constexpr int kPanelDepth = 64, kPanels = kW4Depth / kPanelDepth;
   static constexpr int kPanelBytes = kColumnsOf * Base::kRowBytes;
   static constexpr int kTokenBytes = kPanels * kPanelBytes;
-  static constexpr int kBandBytes = kMxfp4BandColumns * kMxfp4Depth / 2;
-  static constexpr int kWeightBytes = kRowsOf / kMxfp4BandColumns * kBandBytes;
+  static constexpr int kBandBytes = kW4BandColumns * kW4Depth / 2;
+  static constexpr int kWeightBytes = kRowsOf / kW4BandColumns * kBandBytes;
   static constexpr int kScaleOffset = kTokenBytes + kWeightBytes;
-  static constexpr int kScaleBytes = kRowsOf / kMxfp4Columns * kMxfp4ScaleBytes;
+  static constexpr int kScaleBytes = kRowsOf / kW4Columns * kW4ScaleBytes<Weight>;
   // Panels begin at multiples of 1 KiB, where the swizzle does.
   static constexpr int kStageBytes = (kScaleOffset + kScaleBytes + 1023) / 1024 * 1024;
   static constexpr int kFitting = (Base::kSharedBytes - 64) / (kStageBytes + 16);
