@@ -85,13 +85,14 @@ inline int few_splits(int slots, int steps) {
 // -- which experts the tokens have ----------------------------------------------------------------
 
 struct FewTokensRoute {
-  uint32_t bits[kWarpSize];                // one for each expert
-  int32_t before[kWarpSize];               // experts that come before a word of bits
-  int32_t count;                           // of experts that a token has
-  int32_t experts[kMaxFewPairs];           // these, in ascending order
-  int32_t index[kMaxFewPairs];             // of a pair's expert among these, or -1
-  float weights[kMaxFewPairs];             // of pairs
-  int32_t pair[kMaxFewPairs][kFewTokens];  // the first with this expert and token, or kNoPair
+  // The first pair with this expert and token, or kNoPair. Two tokens are read at once.
+  alignas(8) int32_t pair[kMaxFewPairs][kFewTokens];
+  uint32_t bits[kWarpSize];       // one for each expert
+  int32_t before[kWarpSize];      // experts that come before a word of bits
+  int32_t count;                  // of experts that a token has
+  int32_t experts[kMaxFewPairs];  // these, in ascending order
+  int32_t index[kMaxFewPairs];    // of a pair's expert among these, or -1
+  float weights[kMaxFewPairs];    // of pairs
 };
 
 constexpr int32_t kNoPair = 0x7fffffff;

@@ -75,6 +75,8 @@ class FewDownCursor {
 
 // A row of activations in shared memory is longer by this, so that rows begin in other banks.
 constexpr int kFewRowPadding = 64;
+static_assert(kFewRowPadding % kVecBytes == 0 && kExpertGroup % kVecBytes == 0,
+              "rows of activations, and the scales behind them, begin at vectors");
 
 template <typename W>
 PRECAST_HOST_DEVICE inline int few_row_bytes(int inter) {
@@ -203,6 +205,8 @@ __global__ __launch_bounds__(kFewThreads, 2) void MoeFewTokensDownKernel(
         token[0] = *reinterpret_cast<const uint4*>(from);
         token[1] = *reinterpret_cast<const uint4*>(from + kFewStepBytes / 2);
       }
+      static_assert(alignof(FewTokensRoute) >= sizeof(int2) && kFewTokens % 2 == 0,
+                    "the pairs of two tokens are one aligned word");
       const int2 of_sum = *reinterpret_cast<const int2*>(&route.pair[at][lane % 4 * 2]);
       float2 of_tokens = make_float2(0.0f, 0.0f);
       if constexpr (FewMma<W>::kIsScaled) {
