@@ -6,10 +6,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from moe_support import Experts, draw
 
 import precast
+from precast._ops.moe import _few_tokens
+
+
+@pytest.fixture
+def two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cutlass_fused_moe takes two launches wherever it can."""
+    for item in _few_tokens.FASTER_UP_TO:
+        monkeypatch.setitem(_few_tokens.FASTER_UP_TO, item, _few_tokens.MAX_TOKENS)
 
 
 @dataclasses.dataclass

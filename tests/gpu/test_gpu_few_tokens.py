@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from block_calls import Buffer
-from moe_few_support import MonoCall, draw_mono
+from moe_few_support import MonoCall, draw_mono, two_launches
 from moe_support import Experts, draw
 
 from precast import fused_moe
@@ -18,6 +18,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 CASES = int(os.environ.get("PRECAST_MOE_CASES", "2000"))
 #: FlashInfer's only shape: experts, hidden, intermediate.
 SHAPE = 256, 2048, 512
+
+__all__ = ["two_launches"]
+pytestmark = pytest.mark.usefixtures("two_launches")
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f16"])
 modes = pytest.mark.parametrize("mode", ["half", "blocks"])

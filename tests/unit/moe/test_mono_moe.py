@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from moe_few_support import draw_mono
+from moe_few_support import draw_mono, two_launches
 from moe_support import draw
 
 from precast import fused_moe
 from precast._ops.moe import _few_tokens, mono_moe
 
+__all__ = ["two_launches"]
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +63,7 @@ def test_equal_logits_and_those_that_are_not_finite(generator: torch.Generator) 
     assert call.experts.selected.tolist()[:2] == [[0, 1], [0, 1]]
 
 
+@pytest.mark.usefixtures("two_launches")
 def test_few_tokens_of_the_fused_op_are_the_same(generator: torch.Generator) -> None:
     for mode in ("half", "blocks"):
         call = draw(8, 3, 6, 256, 128, generator, mode=mode, ep_size=2, ep_rank=1)

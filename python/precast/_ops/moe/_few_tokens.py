@@ -12,6 +12,10 @@ from precast._ops.moe._rows import GROUP
 #: ``few_tokens.cuh``: tokens, slots of all tokens, experts, bytes in shared memory.
 MAX_TOKENS, MAX_PAIRS, MAX_EXPERTS, MAX_SHARED = 8, 128, 1024, 72 * 1024
 
+#: Up to how many tokens two launches take the place of grouped products, by the bytes of a weight:
+#: where they were measured to be faster.
+FASTER_UP_TO = {1: 0, 2: 0}
+
 
 def fits(tokens: int, slots: int, experts: int, hidden: int, inter: int, item: int) -> bool:
     """Whether the kernels take these sizes; ``item`` is the bytes of a weight."""

@@ -38,7 +38,7 @@ from precast._ops.moe._experts import (
     sizes_of,
     unsupported,
 )
-from precast._ops.moe._few_tokens import FEW_TOKENS, fits
+from precast._ops.moe._few_tokens import FASTER_UP_TO, FEW_TOKENS, fits
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
 from precast._ops.moe._rows import EPS, GROUP
 from precast._ops.moe.enums import ActivationType
@@ -362,11 +362,11 @@ def cutlass_fused_moe(
       hidden / 128, 16, 16]`` and ``[experts, hidden / 64, inter / 128, 16, 16]``, uint8, or what
       their ``.view`` as int32 or float8_e8m0fnu is. Results are rounded as with bfloat16 weights.
 
-    Up to eight tokens take two launches in the place of six where the function is Swiglu without
-    biases, weights have 16 bits or scales of blocks, ``output_dtype`` is that of ``input``, sizes
-    are multiples of 128, all tokens have at most 128 slots, and tokens and activations fit into
-    shared memory: eight tokens, and ``tokens * slots * inter`` numbers of the weights' type, have
-    at most 96 KiB. They round in the same places.
+    Up to eight tokens, as many as were measured to gain by it, take two launches in the place of
+    six where the function is Swiglu without biases, weights have 16 bits or scales of blocks,
+    ``output_dtype`` is that of ``input``, sizes are multiples of 128, all tokens have at most 128
+    slots, and tokens and activations fit into shared memory: eight tokens, and ``tokens * slots *
+    inter`` numbers of the weights' type, have at most 72 KiB. They round in the same places.
 
     The order of rows is stable, and slots are added in float32 in their order, so equal arguments
     give equal bits, with every value of ``use_fused_finalize``. Experts without tokens are not
@@ -438,7 +438,8 @@ def cutlass_fused_moe(
         scales = tuple(_bytes_of(scale) for scale in scales)
     if output is None:
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
-    if call.few is not None and profile_ids is None:
+    is_few = sizes.tokens <= FASTER_UP_TO.get(fc1_expert_weights.element_size(), 0)
+    if is_few and call.few is not None and profile_ids is None:
         h = scratch_of(workspace_buffer, input, call.few, call.total).active
         FEW_TOKENS.launch(
             *(input, token_selected_experts, token_final_scales, fc1_expert_weights),
