@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_same_arguments(renormalize: bool, scoring_func: str, generator: torch.G
         pytest.skip("this FlashInfer has no mono_moe")
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("FlashInfer's kernel is for compute capability 9.0")
-    options = {"scoring_func": scoring_func, "renormalize": renormalize}
+    options: dict[str, Any] = {"scoring_func": scoring_func, "renormalize": renormalize}
     for tokens, top_k in ((1, 8), (3, 1), (8, 8), (5, 4)):
         call = draw_mono(tokens, top_k, *SHAPE, generator, **options)
         weight = call.operands[2]
