@@ -187,7 +187,7 @@ __device__ __forceinline__ void find_route(const MoeFewTokensParams& p, FewToken
   int expert = -1;
   if (thread < pairs) expert = route.index[thread];
   const uint32_t bit = 1u << (expert & 31);
-  if (expert >= 0) atomicOr(&route.bits[expert >> 5], bit);
+  const bool is_first = expert >= 0 && (atomicOr(&route.bits[expert >> 5], bit) & bit) == 0u;
   __syncthreads();
   if (thread < kWarpSize) {
     const int here = __popc(route.bits[thread]);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void find_route(const MoeFewTokensParams& p, FewToken
   if (expert >= 0) {
     const int at = route.before[expert >> 5] + __popc(route.bits[expert >> 5] & (bit - 1));
     route.index[thread] = at;
-    route.experts[at] = expert;
+    if (is_first) route.experts[at] = expert;
     atomicMin(&route.pair[at][thread / p.slots], thread);
   }
   __syncthreads();

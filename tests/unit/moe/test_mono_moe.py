@@ -13,7 +13,7 @@ from moe_few_support import draw_mono, two_launches
 from moe_support import draw
 
 from precast import fused_moe
-from precast._ops.moe import _few_tokens, mono_moe
+from precast._ops.moe import _few_tokens, cutlass_fused_moe, mono_moe
 
 __all__ = ["two_launches"]
 pytestmark = pytest.mark.usefixtures("reference_mode")
@@ -70,6 +70,27 @@ def test_few_tokens_of_the_fused_op_are_the_same(generator: torch.Generator) -> 
         got = call.run()
         call.check(got)
         assert torch.equal(got, call.run(profile_ids=(-1, -1)))
+
+
+@pytest.mark.parametrize("mode", ["half", "blocks"])
+def test_the_table_says_which_calls_take_two_launches(
+    mode: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    class Recorder:
+        def launch(self, *args: Any) -> None:
+            taken.append("few")
+
+    monkeypatch.setattr(cutlass_fused_moe, "FEW_TOKENS", Recorder())
+    call = draw(3, 2, 4, 128, 128, generator, mode=mode)
+    item = call.fc1.element_size()
+    for most, options, want in ((2, {}, 0), (3, {}, 1), (8, {"profile_ids": (-1, -1)}, 0)):
+        taken.clear()
+        monkeypatch.setitem(_few_tokens.FASTER_UP_TO, item, most)
+        call.run(**options)
+        assert len(taken) == want
+    assert max(_few_tokens.FASTER_UP_TO.values()) <= _few_tokens.MAX_TOKENS
 
 
 def test_scratch_memory(generator: torch.Generator) -> None:
