@@ -134,6 +134,7 @@ from precast._ops.moe.moe_permute import moe_permute as moe_permute
 from precast._ops.moe.moe_permute import moe_permute_quant as moe_permute_quant
 from precast._ops.moe.moe_scale_columns import moe_scale_columns as moe_scale_columns
 from precast._ops.moe.moe_sort import moe_sort as moe_sort
+from precast._ops.moe.mono_moe import mono_moe as mono_moe
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (

@@ -3,6 +3,7 @@
 
 :func:`moe_activation` stands between the two grouped products of FP8 experts, :func:`moe_finalize`
 behind the second one. :func:`bgmv_moe` computes what low-rank adapters (LoRA) add.
+:func:`mono_moe` routes at most eight tokens and computes their FP8 experts.
 """
 
 from __future__ import annotations
@@ -35,8 +36,17 @@ from precast._ops.moe.moe_permute import (
 )
 from precast._ops.moe.moe_scale_columns import moe_scale_columns, moe_scale_columns_reference
 from precast._ops.moe.moe_sort import moe_sort, moe_sort_reference
+from precast._ops.moe.mono_moe import (
+    alloc_scratchpad,
+    get_scratchpad_size_bytes,
+    has_monomoe,
+    interleave_for_tma_wgmma_up,
+    mono_moe,
+    mono_moe_reference,
+)
 
 __all__ = [
+    "alloc_scratchpad",
     "bgmv_moe",
     "bgmv_moe_expand",
     "bgmv_moe_expand_reference",
@@ -49,9 +59,12 @@ __all__ = [
     "fill_w_ptr",
     "fused_topk_deepseek",
     "fused_topk_deepseek_reference",
+    "get_scratchpad_size_bytes",
     "has_bgmv_moe",
+    "has_monomoe",
     "hash_topk",
     "hash_topk_reference",
+    "interleave_for_tma_wgmma_up",
     "interleave_moe_scales_for_sm90_mixed_gemm",
     "interleave_moe_weights_for_sm90_mixed_gemm",
     "moe_activation",
@@ -66,4 +79,6 @@ __all__ = [
     "moe_scale_columns_reference",
     "moe_sort",
     "moe_sort_reference",
+    "mono_moe",
+    "mono_moe_reference",
 ]

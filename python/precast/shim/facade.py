@@ -35,6 +35,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "fused_moe": ("precast.fused_moe", "precast.shim.names.fused_moe", "precast.tllm_enums"),
     "fused_moe.core": ("precast.shim.names.fused_moe", "precast.tllm_enums"),
     "fused_moe.fused_routing_dsv3": ("precast.fused_moe",),
+    "fused_moe.monomoe": ("precast.fused_moe",),
     "fused_moe.utils": ("precast.shim.names.token_buckets",),
     "gemm": ("precast.gemm",),
     "gemm.routergemm": ("precast.gemm",),

@@ -72,6 +72,10 @@ WITHOUT_TEMPLATE = {
     "can_implement_filtered_topk": "answers without a kernel",
     "is_gated_activation": "answers without a kernel",
     "has_bgmv_moe": "answers without a kernel",
+    "has_monomoe": "answers without a kernel",
+    "get_scratchpad_size_bytes": "is a number",
+    "alloc_scratchpad": "takes memory and computes nothing",
+    "interleave_for_tma_wgmma_up": "reorders weights by PyTorch when they are loaded, no kernel",
     "fill_w_ptr": "writes addresses by PyTorch when weights are loaded, no kernel",
     # -- methods of wrappers
     "__init__": "makes a wrapper of attention, which keeps buffers",

@@ -212,6 +212,14 @@ def scratch_layout(
     )
 
 
+def few_layout(mode: Mode, x_dtype: torch.dtype, sizes: Sizes) -> Scratch:
+    """Return a :class:`Buffer` for the activations of a call of few tokens."""
+    dtype = torch.float32 if mode is Mode.FP8_BLOCKS else x_dtype
+    shape = sizes.rows, sizes.inter
+    nothing = dict.fromkeys(Scratch._fields)
+    return Scratch(**{**nothing, "active": Buffer(dtype, shape, (sizes.inter, 1), 0)})
+
+
 class Options(NamedTuple):
     """The arguments of a call that are no tensors, and whether those are there that must not be."""
 
@@ -236,6 +244,7 @@ class Call(NamedTuple):
     sizes: Sizes
     layout: Scratch
     total: int  # bytes
+    few: Scratch | None  # where two launches compute it: only `active`, which is in `total`
 
 
 #: Calls that have been checked, by everything but addresses: engines call with a few shapes again

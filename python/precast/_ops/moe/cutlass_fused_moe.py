@@ -31,6 +31,7 @@ from precast._ops.moe._experts import (
     check_sizes,
     check_tensor,
     check_workspace,
+    few_layout,
     function_of,
     is_fused,
     known_call,
@@ -40,6 +41,7 @@ from precast._ops.moe._experts import (
     sizes_of,
     unsupported,
 )
+from precast._ops.moe._few_tokens import FASTER_UP_TO, FEW_TOKENS, fits
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
 from precast._ops.moe._rows import EPS, GROUP
 from precast._ops.moe.enums import ActivationType
@@ -372,7 +374,8 @@ def cutlass_fused_moe(
         Without effect: results are always added in the same order.
     profile_ids : sequence of int, optional
         The ``tactic`` of both grouped products, -1 for what their launcher expects to be the
-        fastest. Default: -1 for both.
+        fastest; with it, calls of few tokens take grouped products, too (see the notes). Default:
+        -1 for both.
     workspace_buffer : torch.Tensor, optional
         Scratch memory, uint8 or int8 with one dimension, at a multiple of 128 bytes; as many bytes
         as :func:`cutlass_fused_moe_workspace_size` says for as many tokens, or more. Calls that may
@@ -431,6 +434,12 @@ def cutlass_fused_moe(
       1; two without elements, which would be zero points; and the factors of both products of each
       expert, float32 ``[experts]``, or without elements: 1. Products and activations are bfloat16
       before they are multiplied.
+
+    Up to eight tokens, as many as were measured to gain by it, take two launches in the place of
+    six where the function is Swiglu without biases, weights have 16 bits or scales of blocks,
+    ``output_dtype`` is that of ``input``, sizes are multiples of 128, all tokens have at most 128
+    slots, and tokens and activations fit into shared memory: eight tokens, and ``tokens * slots *
+    inter`` numbers of the weights' type, have at most 72 KiB. They round in the same places.
 
     The order of rows is stable, and slots are added in float32 in their order, so equal arguments
     give equal bits, with every value of ``use_fused_finalize``. Experts without tokens are not
@@ -504,6 +513,15 @@ def cutlass_fused_moe(
         scales = _int4_scales(scales)
     if output is None:
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
+    is_few = sizes.tokens <= FASTER_UP_TO.get(fc1_expert_weights.element_size(), 0)
+    if is_few and call.few is not None and profile_ids is None:
+        h = scratch_of(workspace_buffer, input, call.few, call.total).active
+        FEW_TOKENS.launch(
+            *(input, token_selected_experts, token_final_scales, fc1_expert_weights),
+            *(fc2_expert_weights, *(scales or (None, None)), ep_rank * sizes.experts),
+            *(h, output, enable_pdl),
+        )
+        return [output]
     scratch = scratch_of(workspace_buffer, input, call.layout, call.total)
     numbers = swiglu_alpha, swiglu_beta, swiglu_limit
     _run(
@@ -558,7 +576,17 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
     if t["workspace_buffer"] is not None and not torch.compiler.is_compiling():
         check_workspace(_NAME, t["workspace_buffer"], x, total)
     fused = is_fused(mode, function, x.device, t["fc1_expert_biases"])
-    return Call(mode, function, fused, sizes, layout, total)
+    is_few = (
+        mode in (Mode.HALF, Mode.FP8_BLOCKS)
+        and function is ActivationType.Swiglu
+        and x.dtype is output_dtype
+        and t["fc1_expert_biases"] is None
+        and t["fc2_expert_biases"] is None
+        and tokens > 0
+        and fits(tokens, slots, experts, hidden, sizes.inter, fc2.element_size())
+    )
+    few = few_layout(mode, x.dtype, sizes) if is_few else None
+    return Call(mode, function, fused, sizes, layout, total, few)
 
 
 @precast_api
