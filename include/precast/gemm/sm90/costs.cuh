@@ -10,55 +10,55 @@ namespace precast {
 // Of the block-scaled GEMM.
 struct Fp8GemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 2920.0;
-  double l2_bytes = 55.3;
-  double dram_bytes = 2020.0;
-  double start = 5310.0;
-  double split_byte = 0.0769;
-  double share = 0.295;
-  double pair = 50.0;
-  double used_by_4 = 0.482;
-  double used_by_8 = 0.447;
-  double missing = 0.000598;
-  double split[3] = {213.0, 381.0, 1450.0};
-  double consumer[14] = {496.0, 449.0, 410.0, 315.0, 321.0, 320.0, 73.6, 211.0, 134.0, 197.0, 64.7, 280.0, 171.0, 755.0};
-  double tile[14] = {565.0, 1110.0, 360.0, 448.0, 207.0, 237.0, 171.0, 101.0, 944.0, 1530.0, 1380.0, 151.0, 6.39, 637.0};
+  double fill_bytes = 1480.0;
+  double l2_bytes = 52.3;
+  double dram_bytes = 1870.0;
+  double start = 4500.0;
+  double split_byte = 0.0539;
+  double share = 0.276;
+  double pair = 300.0;
+  double used_by_4 = 0.478;
+  double used_by_8 = 0.482;
+  double missing = 0.000621;
+  double split[3] = {316.0, 658.0, 1010.0};
+  double consumer[14] = {303.0, 182.0, 91.6, 107.0, 101.0, 127.0, 22.8, 204.0, 26.8, 204.0, 11.3, 133.0, 67.4, 295.0};
+  double tile[14] = {1040.0, 1610.0, 1350.0, 1300.0, 231.0, 1020.0, 338.0, 23.7, 867.0, 255.0, 1230.0, 43.6, 1.21, 972.0};
 };
 
 // Of the GEMM of 16-bit operands.
 struct Gemm16Costs {
   double shared_bytes = 128.0;
-  double fill_bytes = 67.8;
-  double l2_bytes = 1100.0;
-  double dram_bytes = 2180.0;
-  double start = 5120.0;
-  double split_byte = 0.0754;
-  double share = 0.001;
-  double pair = 1200.0;
-  double used_by_4 = 0.93;
-  double used_by_8 = 0.91;
-  double missing = 0.00102;
-  double split[3] = {27.1, 790.0, 1980.0};
-  double consumer[16] = {181.0, 310.0, 69.0, 63.3, 99.2, 2.32, 25.3, 229.0, 208.0, 28.7, 252.0, 99.4, 60.0, 40.0, 180.0, 250.0};
-  double tile[16] = {1080.0, 1140.0, 446.0, 223.0, 260.0, 462.0, 4.68, 5.99, 46.9, 72.0, 1310.0, 89.7, 150.0, 100.0, 900.0, 1000.0};
+  double fill_bytes = 63.3;
+  double l2_bytes = 3800.0;
+  double dram_bytes = 2140.0;
+  double start = 5160.0;
+  double split_byte = 0.0609;
+  double share = 0.000301;
+  double pair = 216.0;
+  double used_by_4 = 0.924;
+  double used_by_8 = 0.673;
+  double missing = 0.00555;
+  double split[3] = {5.6, 443.0, 819.0};
+  double consumer[16] = {739.0, 638.0, 44.1, 184.0, 17.5, 1.06, 55.5, 60.5, 283.0, 167.0, 42.9, 27.0, 112.0, 226.0, 44.9, 108.0};
+  double tile[16] = {673.0, 1980.0, 437.0, 316.0, 159.0, 255.0, 13.5, 4.3, 48.7, 23.7, 4020.0, 32.5, 751.0, 190.0, 1610.0, 4330.0};
 };
 
 // Of the GEMM of e4m3 operands with scales of rows.
 struct ScaledGemmCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 5900.0;
-  double l2_bytes = 54.1;
-  double dram_bytes = 1960.0;
-  double start = 4960.0;
-  double split_byte = 0.0474;
-  double share = 0.001;
-  double pair = 2980.0;
-  double used_by_4 = 0.93;
-  double used_by_8 = 0.91;
-  double missing = 0.00855;
-  double split[3] = {324.0, 1250.0, 2390.0};
-  double consumer[16] = {123.0, 111.0, 298.0, 156.0, 769.0, 92.2, 130.0, 57.7, 38.3, 7.3, 184.0, 261.0, 100.0, 60.0, 120.0, 120.0};
-  double tile[16] = {4030.0, 1680.0, 1210.0, 1950.0, 2440.0, 2210.0, 303.0, 953.0, 2780.0, 610.0, 1470.0, 3050.0, 1000.0, 800.0, 3000.0, 3500.0};
+  double fill_bytes = 9410.0;
+  double l2_bytes = 50.6;
+  double dram_bytes = 1920.0;
+  double start = 4500.0;
+  double split_byte = 0.0296;
+  double share = 0.00166;
+  double pair = 1030.0;
+  double used_by_4 = 0.919;
+  double used_by_8 = 1.0;
+  double missing = 0.00201;
+  double split[3] = {137.0, 869.0, 1550.0};
+  double consumer[16] = {550.0, 98.8, 291.0, 288.0, 906.0, 286.0, 145.0, 9.69, 216.0, 12.1, 80.1, 248.0, 151.0, 30.8, 113.0, 66.2};
+  double tile[16] = {6240.0, 4320.0, 2770.0, 2980.0, 6100.0, 2200.0, 1120.0, 1550.0, 1860.0, 1660.0, 2730.0, 3950.0, 2770.0, 2460.0, 5860.0, 8310.0};
 };
 // clang-format on
 
