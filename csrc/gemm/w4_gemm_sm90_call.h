@@ -20,8 +20,9 @@ struct W4Tiles {
   static bool has_tactic(int64_t tactic, TokenGroups) { return tactic < W4Family::kTiles; }
   cudaError_t launch(const GemmParams& params, bool, int tactic, int expected_tokens, int sms,
                      bool enable_pdl, cudaStream_t stream) const {
-    const W4Choice choice =
-        tactic >= 0 ? W4Choice{tactic, 0, 0.0} : choose_w4_gemm(expected_tokens);
+    const W4Choice choice = tactic >= 0
+                                ? W4Choice{tactic, 0, 0.0}
+                                : choose_w4_gemm(params.tokens, params.columns, expected_tokens);
     return launch_tile({params, b_scales}, choice, sms, enable_pdl, stream);
   }
 };

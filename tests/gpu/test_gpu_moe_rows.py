@@ -189,7 +189,7 @@ def test_errors(generator: torch.Generator) -> None:
         (fused_moe.moe_scale_columns, (x.half(),), "input must be bfloat16, got float16"),
         (fused_moe.moe_scale_columns, (x[:, :100],), "input must have a multiple of 8 columns"),
         (fused_moe.moe_scale_columns, (x, x[0, :64]), r"scale must have shape \[128\]"),
-        (fused_moe.moe_scale_columns, (x, None, rows), "expert_offsets must have 1 dimension"),
+        (fused_moe.moe_scale_columns, (x, None, rows), r"expert_offsets must have shape \[experts"),
         (fused_moe.moe_scale_columns, (x, None, None, wide), "out must have input's shape"),
         (fused_moe.moe_scale_columns, (wide[:9], None, None, wide[1:10]), "out must be input"),
     ]

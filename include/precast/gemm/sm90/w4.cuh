@@ -166,7 +166,7 @@ cudaError_t launch_w4_gemm(const W4GemmParams& p, const W4Choice& choice, int sm
     if (choice.tile == kTile) {
       constexpr Sm90TileShape kShape = W4Family::tile(kTile);
       if constexpr (kTile == kW4FewTile) {
-        using Shape = W4FewShape<Weight, 8, 3, kShape.rows / kW4BandColumns, kShape.ctas>;
+        using Shape = W4FewShape<Weight, 4, 3, kShape.rows / kW4BandColumns, kShape.ctas>;
         return launch_w4_few<Out, Shape>(p, sms, enable_pdl, stream);
       } else {
         using Tile = W4Tile<Weight, kShape.rows, kShape.columns, kShape.ctas>;

@@ -13,6 +13,9 @@
 // Traffic  The weight once for each eight tokens of a group; tokens once from L2 for each 16
 //          columns.
 // Source   definition
+// Measured 2026-11-27 on an H200, MXFP4, gpt-oss-120b's first product (128 experts, 5888 x 2944),
+//          other experts in each call: 1, 4, 8 and 16 rows 8.2, 15.8, 26.9 and 48.1 us, where a
+//          read of the experts touched at 4300 GB/s takes 2.1, 8.6, 17.1 and 32.3.
 #pragma once
 
 #include "precast/core/cp_async.cuh"

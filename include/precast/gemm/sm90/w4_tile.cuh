@@ -18,7 +18,7 @@ namespace precast {
 // won nowhere but with 128 tokens for each of 128 experts (6 %) and with groups of exactly 256 (4
 // %).
 constexpr Sm90TileShape kW4Tiles[] = {
-    {16, 8, true, 3},  {128, 8, true, 2}, {128, 16, true, 2},
+    {16, 8, true, 6},  {128, 8, true, 2}, {128, 16, true, 2},
     {64, 32, true, 3}, {64, 64, true, 2}, {128, 128, true, 1},
 };
 // The tile of gemm/sm90/w4_few.cuh, without the stages of the others.
@@ -31,16 +31,31 @@ struct W4Family {
 };
 using W4Choice = Sm90GemmChoice<W4Family>;
 
-// The tokens of a group, on average, up to which each tile but the last is chosen, from the same
-// measurement. A larger tile unpacks its weight for more tokens, but multiplies more that no group
-// has.
-constexpr int kW4MostTokens[W4Family::kTiles - 1] = {2, 6, 10, 24, 48};
+// The most rows of a call, and columns of all of them, for which the first tile is chosen. Measured
+// 2026-11-27 on an H200 with MXFP4 and gpt-oss's first product: 4, 8, 16 and 32 rows
+// take 15.8, 26.9, 48.1 and 88.8 us, and with the second tile 19.9, 34.0, 47.8 and 81.6. Four rows
+// of half as many columns take 9.3 and 19.5.
+constexpr int kW4FewRows = 16;
+constexpr int64_t kW4FewRowColumns = kW4FewRows * 5888;
 
-constexpr W4Choice choose_w4_gemm(int tokens) {
-  int tile = 0;
-  while (tile + 1 < W4Family::kTiles && tokens > kW4MostTokens[tile]) ++tile;
+// The tokens of a group, on average, up to which each tile from the second on but the last is
+// chosen, from the measurement of tiles. A larger tile unpacks its weight for more tokens, but
+// multiplies more that no group has.
+constexpr int kW4MostTokens[W4Family::kTiles - 2] = {6, 10, 24, 48};
+
+constexpr W4Choice choose_w4_gemm(int rows, int columns, int tokens_of_group) {
+  if (rows <= kW4FewRows && int64_t(rows) * columns <= kW4FewRowColumns) {
+    return {kW4FewTile, 0, 0.0};
+  }
+  int tile = kW4FewTile + 1;
+  while (tile + 1 < W4Family::kTiles && tokens_of_group > kW4MostTokens[tile - 1]) ++tile;
   return {tile, 0, 0.0};
 }
+
+static_assert(choose_w4_gemm(16, 5888, 1).tile == 0 && choose_w4_gemm(16, 2944, 16).tile == 0);
+static_assert(choose_w4_gemm(17, 2944, 1).tile == 1 && choose_w4_gemm(16, 6016, 1).tile == 1);
+static_assert(choose_w4_gemm(32, 64, 6).tile == 1 && choose_w4_gemm(32, 64, 7).tile == 2);
+static_assert(choose_w4_gemm(64, 64, 48).tile == 4 && choose_w4_gemm(64, 64, 49).tile == 5);
 
 #if defined(PRECAST_SM)
 
