@@ -19,9 +19,7 @@ MAX_TOKENS, MAX_PAIRS, MAX_EXPERTS, MAX_SHARED = 8, 128, 1024, 72 * 1024
 FASTER_UP_TO_BYTES = {1: 48 << 20, 2: 144 << 20}
 
 
-def is_faster(
-    tokens: int, slots: int, experts: int, hidden: int, inter: int, item: int
-) -> bool:
+def is_faster(tokens: int, slots: int, experts: int, hidden: int, inter: int, item: int) -> bool:
     """Whether two launches take the place of grouped products of these sizes, which fit."""
     # Why not the experts that tokens have: the host does not know them.
     most = min(tokens * slots, experts) * 3 * hidden * inter * item

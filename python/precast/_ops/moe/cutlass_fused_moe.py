@@ -439,10 +439,10 @@ def cutlass_fused_moe(
         scales = tuple(_bytes_of(scale) for scale in scales)
     if output is None:
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
-    can_be_few = call.few is not None and profile_ids is None
+    few = call.few if profile_ids is None else None
     # Why not with what is remembered: that is about what is legal, this about what is fast.
-    if can_be_few and is_faster(*sizes[:5], fc2_expert_weights.element_size()):
-        h = scratch_of(workspace_buffer, input, call.few, call.total).active
+    if few is not None and is_faster(*sizes[:5], fc2_expert_weights.element_size()):
+        h = scratch_of(workspace_buffer, input, few, call.total).active
         FEW_TOKENS.launch(
             *(input, token_selected_experts, token_final_scales, fc1_expert_weights),
             *(fc2_expert_weights, *(scales or (None, None)), ep_rank * sizes.experts),
