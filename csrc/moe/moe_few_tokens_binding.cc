@@ -81,8 +81,7 @@ MoeFewTokensParams few_params(const TensorMatcher& match, const Arg& x, const Fe
   params.inter = static_cast<int>(s.inter);
   const int64_t pairs = s.tokens * s.slots, most = pairs < s.experts ? pairs : s.experts;
   const int64_t tiles = most * s.inter / 8;
-  const int sms = multiprocessors(x.op, x.tensor.device().device_id);
-  params.ctas = static_cast<int>(tiles < sms ? tiles : sms);
+  params.ctas = few_up_ctas(tiles, multiprocessors(x.op, x.tensor.device().device_id));
   const int64_t steps = s.inter * (has_scales() ? 1 : 2) / kFewStepBytes;
   params.splits = few_splits(params.slots, static_cast<int>(steps));
   return params;

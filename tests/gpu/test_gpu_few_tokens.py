@@ -45,12 +45,13 @@ def test_numbers(tokens: int, dtype: torch.dtype, mode: str, generator: torch.Ge
 
 @modes
 def test_few_tokens_are_close_to_grouped_products(mode: str, generator: torch.Generator) -> None:
-    """Both round in the same places."""
+    """Both round in the same places, but sums in another order let codes of e4m3 differ."""
+    bar = 5e-3 if mode == "half" else 2e-2
     for tokens in (1, 8):
         call = draw(tokens, 8, 64, 2048, 768 if mode == "blocks" else 512, generator, mode=mode)
         few, grouped = call.run(), call.run(profile_ids=(-1, -1))
         far = (few.double() - grouped.double()).norm(dim=1)
-        assert (far <= 5e-3 * grouped.double().norm(dim=1)).all()
+        assert (far <= bar * grouped.double().norm(dim=1)).all()
 
 
 @modes
@@ -210,7 +211,7 @@ def test_errors_leave_the_output_alone(generator: torch.Generator) -> None:
     nine = draw_mono(9, 4, 16, 256, 128, generator).operands
     for change, words in (
         ({0: odd}, "activations_in must start at a multiple of 16 bytes"),
-        ({0: good[0].float()}, "activations_in must be"),
+        ({0: good[0].float()}, "f32,e4m3 is not supported"),
         ({0: nine[0], 1: nine[1]}, "at most 8 tokens, got 9"),
         ({1: good[1][:3]}, r"router_logits must have shape \[4, 16\]"),
         ({1: good[1].cpu()}, "router_logits must be on cuda:0"),

@@ -80,6 +80,14 @@ inline int few_splits(int slots, int steps) {
   return splits;
 }
 
+// The CTAs of the first kernel. Why two for each SM if there is much to do: a warp waits for its
+// loads once in kFewDepth steps, which another CTA's warps fill. Why not always: with one, a CTA of
+// the second kernel is beside it, and has found its routing and first weights when it ends.
+inline int few_up_ctas(int64_t tiles, int sms) {
+  const int64_t most = tiles > 8 * int64_t(sms) ? 2 * int64_t(sms) : sms;
+  return static_cast<int>(tiles < most ? tiles : most);
+}
+
 #if defined(__CUDACC__)
 
 // -- which experts the tokens have ----------------------------------------------------------------

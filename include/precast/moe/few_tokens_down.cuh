@@ -7,7 +7,7 @@
 //          additions depends on `inter` and on the slots alone.
 // Traffic  reads fc2 of the experts that tokens have once; every CTA reads h and the routing. With
 //          PDL, the first weights are loaded while MoeFewTokensUpKernel still runs.
-// Measured not yet
+// Measured H200, e4m3, 256 experts [512, 2048], eight tokens: 34.7 us for 61 MB, without PDL
 #pragma once
 
 #include "precast/moe/few_tokens.cuh"

@@ -85,12 +85,31 @@ def test_the_table_says_which_calls_take_two_launches(
     monkeypatch.setattr(cutlass_fused_moe, "FEW_TOKENS", Recorder())
     call = draw(3, 2, 4, 128, 128, generator, mode=mode)
     item = call.fc1.element_size()
-    for most, options, want in ((2, {}, 0), (3, {}, 1), (8, {"profile_ids": (-1, -1)}, 0)):
+    # Six slots, but only four experts.
+    size = 4 * 3 * 128 * 128 * item
+    for most, options, want in (
+        (size - 1, {}, 0),
+        (size, {}, 1),
+        (1 << 62, {"profile_ids": (-1, -1)}, 0),
+    ):
         taken.clear()
-        monkeypatch.setitem(_few_tokens.FASTER_UP_TO, item, most)
+        monkeypatch.setitem(_few_tokens.FASTER_UP_TO_BYTES, item, most)
         call.run(**options)
         assert len(taken) == want
-    assert max(_few_tokens.FASTER_UP_TO.values()) <= _few_tokens.MAX_TOKENS
+
+
+def test_calls_that_took_less_time_in_two_launches() -> None:
+    """Layers and tokens as they were measured."""
+    for layer, fewer, more in (
+        ((8, 256, 2048, 512, 1), (1, 2), (3, 4, 6, 8)),
+        ((8, 128, 2048, 768, 1), (1,), (2, 3, 4, 6, 8)),
+        ((8, 128, 2048, 768, 2), (1, 2), (4, 6)),
+        ((1, 32, 7168, 2048, 1), (1,), (8,)),
+        ((1, 16, 2048, 768, 2), (1, 8), ()),
+        ((2, 8, 4096, 14336, 2), (), (1,)),
+    ):
+        for tokens in (*fewer, *more):
+            assert _few_tokens.is_faster(tokens, *layer) == (tokens in fewer), (layer, tokens)
 
 
 def test_scratch_memory(generator: torch.Generator) -> None:

@@ -41,7 +41,7 @@ from precast._ops.moe._experts import (
     sizes_of,
     unsupported,
 )
-from precast._ops.moe._few_tokens import FASTER_UP_TO, FEW_TOKENS, fits
+from precast._ops.moe._few_tokens import FEW_TOKENS, fits, is_faster
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
 from precast._ops.moe._rows import EPS, GROUP
 from precast._ops.moe.enums import ActivationType
@@ -435,8 +435,9 @@ def cutlass_fused_moe(
       expert, float32 ``[experts]``, or without elements: 1. Products and activations are bfloat16
       before they are multiplied.
 
-    Up to eight tokens, as many as were measured to gain by it, take two launches in the place of
-    six where the function is Swiglu without biases, weights have 16 bits or scales of blocks,
+    Up to eight tokens whose experts have at most 48 MiB of FP8 or 144 MiB of 16-bit weights, if no
+    two tokens have the same one, take two launches in the place of six where the function is Swiglu
+    without biases, weights have 16 bits or scales of blocks,
     ``output_dtype`` is that of ``input``, sizes are multiples of 128, all tokens have at most 128
     slots, and tokens and activations fit into shared memory: eight tokens, and ``tokens * slots *
     inter`` numbers of the weights' type, have at most 72 KiB. They round in the same places.
@@ -513,9 +514,10 @@ def cutlass_fused_moe(
         scales = _int4_scales(scales)
     if output is None:
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
-    is_few = sizes.tokens <= FASTER_UP_TO.get(fc1_expert_weights.element_size(), 0)
-    if is_few and call.few is not None and profile_ids is None:
-        h = scratch_of(workspace_buffer, input, call.few, call.total).active
+    few = call.few if profile_ids is None else None
+    # Why not with what is remembered: that is about what is legal, this about what is fast.
+    if few is not None and is_faster(*sizes[:5], fc2_expert_weights.element_size()):
+        h = scratch_of(workspace_buffer, input, few, call.total).active
         FEW_TOKENS.launch(
             *(input, token_selected_experts, token_final_scales, fc1_expert_weights),
             *(fc2_expert_weights, *(scales or (None, None)), ep_rank * sizes.experts),
@@ -576,7 +578,7 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
     if t["workspace_buffer"] is not None and not torch.compiler.is_compiling():
         check_workspace(_NAME, t["workspace_buffer"], x, total)
     fused = is_fused(mode, function, x.device, t["fc1_expert_biases"])
-    is_few = (
+    can_be_few = (
         mode in (Mode.HALF, Mode.FP8_BLOCKS)
         and function is ActivationType.Swiglu
         and x.dtype is output_dtype
@@ -585,7 +587,7 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
         and tokens > 0
         and fits(tokens, slots, experts, hidden, sizes.inter, fc2.element_size())
     )
-    few = few_layout(mode, x.dtype, sizes) if is_few else None
+    few = few_layout(mode, x.dtype, sizes) if can_be_few else None
     return Call(mode, function, fused, sizes, layout, total, few)
 
 
