@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one mla_sm90 module. Its macros are the axes of aot_configs/mla_sm90.toml.
+// The kernel of one mla_sm90 module for KV blocks that TMA copies, and the choice between it and
+// that of csrc/mla/mla_sm90_threads.cu. Its macros are the axes of aot_configs/mla_sm90.toml.
 #include "precast/mla/sm90/mla.cuh"
 
 #if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
@@ -23,9 +24,12 @@ static_assert(sizeof(PRECAST_DTYPE_KV) == 1 ||
 
 int attention_ctas_per_sm(int block_m) { return block_m == kMlaSm90BlockM ? 1 : 0; }
 
+// csrc/mla/mla_sm90_threads.cu
+cudaError_t mla_sm90_threads(const MlaParams& params, bool enable_pdl, cudaStream_t stream);
+
 cudaError_t mla(const MlaParams& params, bool enable_pdl, cudaStream_t stream) {
   return launch_mla_sm90<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_CKV,
-                         PRECAST_HEAD_DIM_KPE>(params, enable_pdl, stream);
+                         PRECAST_HEAD_DIM_KPE>(params, enable_pdl, stream, mla_sm90_threads);
 }
 
 }  // namespace precast

@@ -6,6 +6,7 @@
 #include "precast/attention/sm90/mask_scores.cuh"
 #include "precast/attention/sm90/query.cuh"
 #include "precast/attention/sm90/work_tiles.cuh"
+#include "precast/core/mma.cuh"
 #include "precast/core/sm90/stmatrix.cuh"
 #include "precast/core/sm90/wgmma.cuh"
 #include "precast/mla/sm90/params.cuh"
@@ -28,15 +29,14 @@ class MlaConsumerBase {
   using OperandP = uint32_t[Tile::kBlockN / 16][4];
   static constexpr int kOther = 1 - kSide;
   static constexpr int kAloneBarrier = 2 + kSide;  // a named barrier of this consumer
+  // Of Q: the panels that are in shared memory alone, before those in registers.
+  static constexpr int kSharedPanels = Tile::kQueryPanels - Tile::kRegisterPanels;
+  static constexpr bool kFences = !Tile::kConverts && !Tile::kCopiesBoxes;  // cp.async writes K
   static constexpr int kSteps = Tile::kPanelColumns / 16;
 
   __device__ __forceinline__ MlaConsumerBase(const MlaSm90Params& params, Storage& shared,
                                              MlaSm90Buffers<Tile> buffers)
-      : p_(params.p),
-        shared_(shared),
-        buffers_(buffers),
-        scales_(load_mla_scales(params.p)),
-        fences_(!Tile::kConverts && params.box_rows == 0) {}
+      : p_(params.p), shared_(shared), buffers_(buffers), scales_(load_mla_scales(params.p)) {}
 
   // -- Stages -------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ class MlaConsumerBase {
   // Waits for a panel. Why the fence: wgmma reads by another way than cp.async writes.
   __device__ __forceinline__ void wait_for_panel(const Stage& stage, int panel) const {
     mbarrier_wait_parity(&shared_.full[stage.index][panel], stage.parity, "a panel of K");
-    if (fences_) fence_shared_for_async();
+    if (kFences) fence_shared_for_async();
   }
 
   // Waits for P of the other consumer, and for this one's half of V: that has been there for long,
@@ -82,6 +82,22 @@ class MlaConsumerBase {
     return wgmma_descriptor(address, Tile::Panel::kAtomBytes);
   }
 
+  // Loads the panels of Q that stay in registers. Why only a consumer that multiplies with them:
+  // one without a block may miss this phase of Q.
+  __device__ __forceinline__ void load_queries() {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % kWarpgroupSize / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < Tile::kRegisterPanels; ++i) {
+      const int panel = kSharedPanels + i;
+      mbarrier_wait_parity(&shared_.query_full[panel], counts_.tile_parity(), "a last panel of Q");
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        ldmatrix_x4(q_[i][step], buffers_.q() + panel * Tile::kPanelBytes +
+                                     Tile::Panel::offset(row, 2 * step + lane / 16));
+      }
+    }
+  }
+
   // Starts Q K^T of a block of this consumer, panel by panel as they come. `is_first`: Q may still
   // be on its way. Why not always: a wait between the panels costs time, although it ends at once.
   __device__ __forceinline__ void multiply_qk(const Stage& own, bool is_first, AccS& acc_s) const {
@@ -89,7 +105,7 @@ class MlaConsumerBase {
     const uint64_t q = descriptor(buffers_.q()), k = descriptor(buffers_.stage(own.index));
 #pragma unroll
     for (int panel = 0; panel < Tile::kQueryPanels; ++panel) {
-      if (is_first) {
+      if (is_first && panel < kSharedPanels) {
         mbarrier_wait_parity(&shared_.query_full[panel], counts_.tile_parity(), "a panel of Q");
       }
       wait_for_panel(own, panel);
@@ -97,7 +113,9 @@ class MlaConsumerBase {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const uint32_t offset = (panel * Tile::kPanelBytes + step * kStepBytes) >> 4;
-        if (panel == 0 && step == 0) {
+        if (panel >= kSharedPanels) {
+          Mma::template add_rs<false>(acc_s, q_[panel - kSharedPanels][step], k + offset);
+        } else if (panel == 0 && step == 0) {
           Mma::template new_ss<false>(acc_s, q + offset, k + offset);
         } else {
           Mma::template add_ss<false>(acc_s, q + offset, k + offset);
@@ -224,7 +242,7 @@ class MlaConsumerBase {
   __device__ __forceinline__ void clear_values(const BlockInfo& block, int32_t blocks,
                                                const Stage& stage) const {
     const int count = block.work.kv_end - first_token<Tile>(block.work, blocks, 0);
-    if (count >= Tile::kBlockN || fences_) return;
+    if (count >= Tile::kBlockN || kFences) return;
     constexpr int kChunks = Tile::kHalfPanels * 8;  // of 16 bytes, of a row
     const uint32_t half =
         buffers_.stage(stage.index) + kSide * Tile::kHalfPanels * Tile::kPanelBytes;
@@ -268,8 +286,9 @@ class MlaConsumerBase {
   Storage& shared_;
   const MlaSm90Buffers<Tile> buffers_;
   const MlaScales scales_;
-  const bool fences_;  // whether cp.async has written K
   SharedRowStatistics rows_;
+  // Of Q, and one that is never used, because no array may be empty.
+  uint32_t q_[Tile::kRegisterPanels + 1][kSteps][4];
   MlaCounts<Tile> counts_;  // of the work tiles before this one
 };
 

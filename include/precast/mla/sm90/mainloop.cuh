@@ -2,7 +2,7 @@
 // The mainloop of the two consumer warpgroups of MLA for sm_90a. For each KV block of a work tile,
 // the last one first:
 //
-//   owner             acc_s = Q K^T                 wgmma, both operands in shared memory
+//   owner             acc_s = Q K^T                 wgmma; the last panels of Q are in registers
 //                     acc_s = -inf where masked
 //                     P = 2^(acc_s - row_max)       to shared memory, with row_max
 //   both, their half  acc_o = acc_o * factor + P V  wgmma; the owner has P in registers, the other
@@ -69,6 +69,7 @@ class MlaConsumer : MlaConsumerBase<Tile, kSide> {
     const int32_t blocks = num_kv_blocks<Tile>(block.work);
     if (blocks > 0) {
       if constexpr (Tile::kConverts) this->convert_queries();
+      if (kSide == 0 || blocks > 1) this->load_queries();
       if constexpr (kSide == 0) {
         process_even_blocks(block, blocks, acc_o);
       } else {

@@ -51,11 +51,25 @@ struct MlaSm90Roles {
 
 #if !defined(__CUDACC_RTC__)
 
+// Threads copy KV blocks, or convert them.
 template <typename Q, typename KV, int kDimCkv, int kDimKpe>
-cudaError_t launch_mla_sm90(const MlaParams& p, bool enable_pdl, cudaStream_t stream) {
+cudaError_t launch_mla_sm90_threads(const MlaParams& p, bool enable_pdl, cudaStream_t stream) {
+  return launch_sm90_roles<MlaSm90Roles<MlaSm90Tile<Q, KV, kDimCkv, kDimKpe, false>>>(p, enable_pdl,
+                                                                                      stream);
+}
+
+// `by_threads`: launches the kernel above, which is compiled in another file.
+template <typename Q, typename KV, int kDimCkv, int kDimKpe, typename ByThreads>
+cudaError_t launch_mla_sm90(const MlaParams& p, bool enable_pdl, cudaStream_t stream,
+                            const ByThreads& by_threads) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  return launch_sm90_roles<MlaSm90Roles<MlaSm90Tile<Q, KV, kDimCkv, kDimKpe>>>(p, enable_pdl,
-                                                                               stream);
+  if constexpr (sizeof(KV) == sizeof(Q)) {
+    if (box_rows_of<kDimKpe>(p) > 0) {
+      return launch_sm90_roles<MlaSm90Roles<MlaSm90Tile<Q, KV, kDimCkv, kDimKpe, true>>>(
+          p, enable_pdl, stream);
+    }
+  }
+  return by_threads(p, enable_pdl, stream);
 }
 
 #endif

@@ -14,8 +14,8 @@ struct MlaSm90Params {
   TensorMap ckv, kpe;  // [pages, page_size, dim]; boxes of box_rows tokens and a panel
   MlaParams p;
   // The tokens of a TMA copy: the largest power of two that divides the page size, at most
-  // most_box_rows(). 0: threads copy, because that is less than four, or because TMA lacks the
-  // strides.
+  // most_box_rows(). 0: threads copy, because that is less than four, because TMA lacks the
+  // strides, or because they convert.
   int32_t box_rows;
   // The packed rows of a TMA copy: so many never have two tokens, wherever in a token a tile
   // begins.
@@ -62,20 +62,20 @@ __device__ __forceinline__ int32_t share_of_cta(const MlaParams& p) {
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__) && defined(PRECAST_SM)
 
 // Why half a KV block where several tiles read it: measured faster (docs/decisions.md).
-template <typename Tile>
-int32_t most_box_rows(const MlaParams& p) {
-  return p.kv_heads > 1 ? Tile::kBlockN / 2 : Tile::kBlockN;
+inline int32_t most_box_rows(const MlaParams& p) {
+  return p.kv_heads > 1 ? kKvBlockSize / 2 : kKvBlockSize;
 }
 
-template <typename Tile>
+// The box_rows of caches of Q's type.
+template <int kDimKpe>
 int32_t box_rows_of(const MlaParams& p) {
   const auto has_strides = [&](const AttentionCache& cache) {
     return (cache.page_stride != 0 || p.num_pages <= 1) &&
            (cache.entry_stride != 0 || p.page_size.value == 1);
   };
-  const uint32_t rows = power_of_two_in(p.page_size.value, most_box_rows<Tile>(p));
-  const bool is_possible = !Tile::kConverts && has_strides(p.v) &&
-                           (Tile::kDimKpe == 0 || has_strides(p.k)) && rows >= kLeastBoxRows;
+  const uint32_t rows = power_of_two_in(p.page_size.value, most_box_rows(p));
+  const bool is_possible =
+      has_strides(p.v) && (kDimKpe == 0 || has_strides(p.k)) && rows >= kLeastBoxRows;
   return is_possible ? static_cast<int32_t>(rows) : 0;
 }
 
@@ -85,7 +85,7 @@ cudaError_t encode_params(MlaSm90Params& params, const MlaParams& p) {
   constexpr uint64_t kBytes = sizeof(Query);
   constexpr uint32_t kPanel = Tile::kPanelColumns;
   params.p = p;
-  params.box_rows = box_rows_of<Tile>(p);
+  params.box_rows = Tile::kCopiesBoxes ? box_rows_of<Tile::kDimKpe>(p) : 0;
   params.query_box_rows = static_cast<int32_t>(power_of_two_in(p.group_size.value, Tile::kBlockM));
   const auto encode_queries = [&](TensorMap& map, const void* data, int dim, int64_t stride,
                                   int64_t head_stride) {
@@ -109,7 +109,7 @@ cudaError_t encode_params(MlaSm90Params& params, const MlaParams& p) {
   if (error == cudaSuccess && Tile::kDimKpe > 0) {
     error = encode_queries(params.q_pe, p.q_pe, Tile::kDimKpe, p.q_pe_stride, p.q_pe_head_stride);
   }
-  if (error != cudaSuccess || params.box_rows == 0) return error;
+  if (error != cudaSuccess || !Tile::kCopiesBoxes) return error;
   error = encode_cache(params.ckv, p.v, Tile::kDimCkv);
   if (error != cudaSuccess || Tile::kDimKpe == 0) return error;
   return encode_cache(params.kpe, p.k, Tile::kDimKpe);

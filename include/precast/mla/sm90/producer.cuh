@@ -103,17 +103,16 @@ class MlaCopyProducer : MlaProducer<Tile> {
                                              MlaSm90Buffers<Tile> buffers)
       : Base(params, shared, buffers) {}
 
-  static __device__ __forceinline__ void init(const MlaSm90Params& params,
-                                              MlaSm90Storage<Tile>& shared) {
-    shared.init(params.box_rows == 0 ? kWarpgroupSize : 1);
+  static __device__ __forceinline__ void init(const MlaSm90Params&, MlaSm90Storage<Tile>& shared) {
+    shared.init(Tile::kCopiesBoxes ? 1 : kWarpgroupSize);
   }
 
   __device__ __forceinline__ void run(int warp) {
     this->for_each_work_of_all(warp, [&](const BlockInfo& block, int32_t blocks) {
-      if (params_.box_rows == 0) {
-        copy_rows(warp, block, blocks);
-      } else {
+      if constexpr (Tile::kCopiesBoxes) {
         copy_boxes(warp, block, blocks);
+      } else {
+        copy_rows(warp, block, blocks);
       }
     });
   }

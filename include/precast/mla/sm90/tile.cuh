@@ -13,6 +13,8 @@
 //   Q       [panels of ckv | panel of kpe]
 //   stage   [panels of ckv | panel of kpe, and then of P], which is one KV block
 //
+// The last panels of Q are in the consumers' registers as well (kRegisterPanels).
+//
 // V is the panels of ckv once more. P takes the place of kpe, which no one reads once the scores
 // are there, so that it needs no memory of its own, and what frees a stage frees P. A stage serves
 // the blocks of one owner alone; so a consumer that may write to its stage knows that the other one
@@ -38,11 +40,13 @@ struct MlaElement<Q, e4m3> {
   using Type = f16;
 };
 
-template <typename Q, typename KV, int kCkv, int kKpe>
+// `kBoxes`: whether TMA copies the KV blocks, for which a producer needs few registers.
+template <typename Q, typename KV, int kCkv, int kKpe, bool kBoxes>
 struct MlaSm90Tile {
   using Query = Q;  // queries and outputs
   using Element = typename MlaElement<Q, KV>::Type;
-  static constexpr bool kConverts = sizeof(KV) == 1;
+  static constexpr bool kConverts = sizeof(KV) == 1, kCopiesBoxes = kBoxes;
+  static_assert(!kConverts || !kCopiesBoxes, "TMA does not convert");
   static constexpr int kDimCkv = kCkv, kDimKpe = kKpe;
   static constexpr int kBlockM = kMlaSm90BlockM, kBlockN = 64;
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
@@ -51,8 +55,8 @@ struct MlaSm90Tile {
 
   // Registers of a thread. Those of all warpgroups are at most what the CTA is launched with, or
   // setmaxnreg waits for ever.
-  static constexpr int kProducerRegisters = kConverts ? 120 : 72;
-  static constexpr int kConsumerRegisters = kConverts ? 192 : 216;
+  static constexpr int kProducerRegisters = kConverts ? 120 : kCopiesBoxes ? 40 : 72;
+  static constexpr int kConsumerRegisters = kConverts ? 192 : kCopiesBoxes ? 232 : 216;
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
                     (1 + kConsumers) * (65536 / kCtaThreads / 8 * 8),
                 "a CTA has these registers");
@@ -61,6 +65,10 @@ struct MlaSm90Tile {
   static constexpr int kPanelColumns = 64, kPanelBytes = 64 * 128;
   static constexpr int kCkvPanels = kDimCkv / kPanelColumns;
   static constexpr int kQueryPanels = kCkvPanels + kDimKpe / kPanelColumns;
+  // The last panels of Q that consumers multiply from registers, as many as they have registers
+  // for. Why: wgmma reads Q from shared memory for every KV block, at all the bandwidth that there
+  // is while Q K^T runs, and that takes energy, where the GPU's clock is limited by its power.
+  static constexpr int kRegisterPanels = kConverts ? 0 : kCopiesBoxes ? 2 : 1;
   static constexpr int kHalfPanels = kCkvPanels / 2;  // of a consumer's columns
   static constexpr int kHalfColumns = kDimCkv / 2;
   static constexpr int kPanelOfP = kCkvPanels;  // of a stage
