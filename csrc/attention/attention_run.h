@@ -178,10 +178,8 @@ inline void place_missing_pages(AttentionParams& p) {
 // `pdl` is 0 without PDL, 1 with it, 2 and 3 for the first and the second of two launches that
 // overlap.
 inline void launch_run(const Arg& q, AttentionParams& p, int64_t pdl) {
-  if (p.pair_shift > 0) {
-    p.k.pair_heads();
-    p.v.pair_heads();
-  }
+  p.k.head_stride <<= p.pair_shift;  // from here on a head is a pair of heads
+  p.v.head_stride <<= p.pair_shift;
   place_missing_pages(p);
   PRECAST_CHECK(pdl >= 0 && pdl <= 3, ValueError)
       << q.op << ": enable_pdl must be 0, 1, 2 or 3, got " << pdl;

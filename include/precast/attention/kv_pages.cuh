@@ -59,8 +59,9 @@ __device__ __forceinline__ void KvPipeline<Tile, KV>::switch_tile() {
     base_[1] = v;
     if constexpr (Tile::kMayPairHeads) {
       if (thread() & p_.pair_shift) {
-        base_[0] += looks_up_v() ? p_.v.pair_stride : p_.k.pair_stride;
-        base_[1] += p_.v.pair_stride;
+        const int64_t to_second = p_.v.head_stride / 2;
+        base_[0] += looks_up_v() ? to_second : p_.k.head_stride / 2;
+        base_[1] += to_second;
       }
     }
   }

@@ -20,7 +20,6 @@ struct AttentionCache {
   const void* data = nullptr;
   int64_t head_stride = 0;                     // units of 16 bytes
   uint32_t page_stride = 0, entry_stride = 0;  // units of 16 bytes
-  int64_t pair_stride = 0;                     // from the first head of a pair to the second
 
   AttentionCache() = default;
   // The arguments count bytes: multiples of 16, up to 2^36.
@@ -29,12 +28,6 @@ struct AttentionCache {
         head_stride(head_bytes / 16),
         page_stride(static_cast<uint32_t>(page_bytes / 16)),
         entry_stride(static_cast<uint32_t>(entry_bytes / 16)) {}
-
-  // From here on a head is a pair of heads.
-  void pair_heads() {
-    pair_stride = head_stride;
-    head_stride *= 2;
-  }
 };
 
 // The block scales of such a cache in NVFP4, [pages, page_size, heads, dim / 16], e4m3.
@@ -56,10 +49,6 @@ struct AttentionParams {
   FastDivmod page_size;
   uint32_t num_pages = 0;  // a page beyond them counts as page 0
   FastDivmod group_size;   // query heads of a KV head
-  // 1 where a tile has the rows of two neighbouring KV heads. A KV block then has the rows of half
-  // as many tokens, each for both heads, and group_size, kv_heads and head strides count pairs.
-  // Else 0.
-  int32_t pair_shift = 0;
   int32_t kv_heads = 0;
   void* out = nullptr;                          // [tokens, heads, head_dim_vo]
   int64_t out_stride = 0, out_head_stride = 0;  // elements
@@ -96,6 +85,11 @@ struct AttentionParams {
 
   // The kernels of NVFP4 alone.
   AttentionScales k_scales, v_scales;
+
+  // 1 where a tile has the rows of two neighbouring KV heads. A KV block then has the rows of half
+  // as many tokens, each for both heads, and group_size, kv_heads and head strides count pairs.
+  // Else 0.
+  int32_t pair_shift = 0;
 };
 
 // Whether causal mask and window are all that changes scores.
