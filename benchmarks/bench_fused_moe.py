@@ -70,9 +70,9 @@ def _int4(fc1: torch.Tensor, fc2: torch.Tensor) -> tuple[torch.Tensor, ...]:
         codes = torch.empty(experts, rows, columns // 2, dtype=torch.uint8, device="cuda")
         weights.append(codes.random_(0, 256))
         shape = experts, rows // 64, columns // 128, 8, 8
-        scales.append(torch.rand(shape, device="cuda").mul_(0.4 * columns**-0.5).bfloat16())
+        scales.append(torch.rand(shape, device=codes.device).mul_(0.4 * columns**-0.5).bfloat16())
         of_columns.append((32 + numbers(columns).float()).bfloat16())
-        factors.append(torch.full((experts,), 1 / 32, device="cuda"))
+        factors.append(torch.full((experts,), 1 / 32, device=codes.device))
     none = torch.empty(0, dtype=torch.bfloat16, device="cuda")
     return *weights, *scales, *of_columns, none, none, *factors
 

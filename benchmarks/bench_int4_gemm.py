@@ -32,7 +32,7 @@ def _case(tokens: int, columns: int, depth: int) -> Case:
     def make() -> tuple[Any, ...]:
         b = torch.empty(GROUPS, columns, depth // 2, dtype=torch.uint8, device="cuda")
         shape = GROUPS, columns // 64, depth // 128, 8, 8
-        scales = (torch.rand(shape, device="cuda") / 64).bfloat16()
+        scales = (torch.rand(shape, device=b.device) / 64).bfloat16()
         a = torch.randn(rows, depth, dtype=torch.bfloat16, device="cuda")
         return a, b.random_(0, 256), scales, starts(tokens), output(rows, columns)
 

@@ -67,7 +67,7 @@ def _gate_first(weight: Any) -> Any:
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
-    if case.op != "cutlass_fused_moe" or "MXFP4" in case.shape:
+    if case.op != "cutlass_fused_moe" or "MXFP4" in case.shape or "int4" in case.shape:
         return None
 
     def call(x: Any, experts: Any, weights: Any, fc1: Any, fc2: Any, memory: Any, out: Any) -> Any:

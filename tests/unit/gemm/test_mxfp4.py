@@ -94,7 +94,7 @@ def test_constants_are_those_of_the_kernels() -> None:
 def test_interleaving_can_be_undone(generator: torch.Generator) -> None:
     packed, scales = codes(generator, 3, 80, 96), codes(generator, 3, 128, 12)
     before = packed.clone()
-    assert torch.equal(_w4.separate_weight(WEIGHTS(packed)), packed)
+    assert torch.equal(_w4.separate_weight(WEIGHTS(packed), _w4.MXFP4), packed)
     assert torch.equal(packed, before)
     assert torch.equal(_w4.unfold_scales(SCALES(scales), 32), scales)
     assert torch.equal(WEIGHTS(packed.mT.contiguous().mT), WEIGHTS(packed))

@@ -26,10 +26,10 @@ __all__ = ["benchmarks", "on_cpu"]
 #: Several processes measure these, in a program for each: bench_allreduce.py and
 #: bench_custom_all_reduce.py. The cases of e4m3 on Hopper are in bench_attention_sm90.py;
 #: bench_mla.py, bench_gemm.py, bench_scaled_gemm.py and bench_fp8_gemm.py run on Hopper's kernels
-#: there, and so does bench_fused_moe.py.
+#: there, and so do bench_fused_moe.py, bench_int4_gemm.py and bench_mxfp4_gemm.py.
 ELSEWHERE = {
     *("allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90", "fp8_gemm_sm90"),
-    *("gemm_gated_sm90", "gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90"),
+    *("gemm_gated_sm90", "gemm_sm90", "int4_gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90"),
     # The benchmark of the kernel in CUDA measures that in CuTe DSL, too.
     *(kernel.op for kernel in kernels().values() if kernel.op.endswith(CUTE_DSL)),
 }

@@ -6,8 +6,6 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from precast._base.torch import torch
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._plain import Limits, check_sizes, check_tma
@@ -21,21 +19,13 @@ SM90_TILES = 6
 _BAND, _STEP, _PARTS = 16, 64, 4
 
 _Bits = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
+#: The order of a format of 4 bits. First, for each pair of numbers of a word: where the four bits
+#: of its first number are, the lowest one first, and by how much further those of the second one.
+#: Then the bits of a byte that are stored inverted. Plain numbers, because a trace cannot import a
+#: class.
+Order = tuple[tuple[_Bits, _Bits, _Bits, _Bits], int]
 
-
-class Format(NamedTuple):
-    """A format of numbers of 4 bits."""
-
-    group: int  #: Numbers of a scale.
-    #: Of each pair of a word: where the four bits of its first number are, the lowest one first,
-    #: and by how much further those of the second one.
-    bits: tuple[_Bits, _Bits, _Bits, _Bits]
-    #: Of a byte: bits that are stored inverted.
-    inverted: int
-
-
-MXFP4 = Format(
-    32,
+MXFP4: Order = (
     (
         ((6, 7, 8, 15), (16, 16, 16, 16)),
         ((2, 3, 4, 11), (16, 16, 16, 16)),
@@ -45,8 +35,7 @@ MXFP4 = Format(
     0,
 )
 _FURTHER = 16, 16, 16, 16
-INT4 = Format(
-    128,
+INT4: Order = (
     (
         ((0, 1, 2, 3), _FURTHER),
         ((4, 5, 6, 7), _FURTHER),
@@ -55,6 +44,8 @@ INT4 = Format(
     ),
     0x88,  # which makes int4 + 8 of a number
 )
+#: Numbers of a scale.
+MXFP4_GROUP, INT4_GROUP = 32, 128
 
 
 def _places(bits: _Bits) -> list[int]:
@@ -70,10 +61,11 @@ def _spread(bits: _Bits, inverted: int, device: torch.device) -> torch.Tensor:
     return torch.where(word >= 2**31, word - 2**32, word).int()
 
 
-def interleave_weight(weight: torch.Tensor, form: Format = MXFP4) -> torch.Tensor:
+def interleave_weight(weight: torch.Tensor, order: Order) -> torch.Tensor:
     """Return packed numbers ``[groups, n, k / 2]`` in the order of the kernels, of one shape."""
     groups, n, half = weight.shape
-    tables = [_spread(bits, form.inverted, weight.device) for bits in form.bits]
+    pairs, inverted = order
+    tables = [_spread(bits, inverted, weight.device) for bits in pairs]
     out = torch.empty_like(weight, memory_format=torch.contiguous_format)
     # Group by group, because indices and words take many times the bytes of a weight.
     for group in range(groups):
@@ -87,18 +79,19 @@ def interleave_weight(weight: torch.Tensor, form: Format = MXFP4) -> torch.Tenso
     return out
 
 
-def separate_weight(weight: torch.Tensor, form: Format = MXFP4) -> torch.Tensor:
+def separate_weight(weight: torch.Tensor, order: Order) -> torch.Tensor:
     """Return what :func:`interleave_weight` got."""
     groups, n, half = weight.shape
+    pairs, inverted = order
     word = weight.reshape(-1, 4).contiguous().view(torch.int32)[:, 0]
     codes = [
         sum(((word >> at & 1) << bit for bit, at in enumerate(_places(bits))), word * 0)
-        for bits in form.bits
+        for bits in pairs
     ]
     # Group, band, step, column g, lane's q, part, half of the depth, half of the band.
-    order = torch.stack(codes, -1).byte() ^ form.inverted
-    order = order.view(groups, n // _BAND, 2 * half // _STEP, 8, 4, _PARTS, 2, 2)
-    return order.permute(0, 1, 7, 3, 2, 5, 6, 4).reshape(groups, n, half)
+    each = torch.stack(codes, -1).byte() ^ inverted
+    each = each.view(groups, n // _BAND, 2 * half // _STEP, 8, 4, _PARTS, 2, 2)
+    return each.permute(0, 1, 7, 3, 2, 5, 6, 4).reshape(groups, n, half)
 
 
 def fold_scales(scales: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -133,16 +126,16 @@ def int4_unpack(packed: torch.Tensor) -> torch.Tensor:
 
 def dequantized(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return interleaved weights and scales of MXFP4 as float32 ``[groups, n, k]``."""
-    values = e2m1_unpack(separate_weight(weight))
-    each = ue8m0_values(unfold_scales(scales, MXFP4.group))
-    return values * each.repeat_interleave(MXFP4.group, -1)
+    values = e2m1_unpack(separate_weight(weight, MXFP4))
+    each = ue8m0_values(unfold_scales(scales, MXFP4_GROUP))
+    return values * each.repeat_interleave(MXFP4_GROUP, -1)
 
 
 def dequantized_int4(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The same of int4."""
     values = int4_unpack(separate_weight(weight, INT4))
-    each = unfold_scales(scales, INT4.group).float()
-    return values * each.repeat_interleave(INT4.group, -1)
+    each = unfold_scales(scales, INT4_GROUP).float()
+    return values * each.repeat_interleave(INT4_GROUP, -1)
 
 
 def check_w4(
