@@ -21,6 +21,11 @@ def two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(_few_tokens.FASTER_UP_TO_BYTES, item, 1 << 62)
 
 
+def call_few_tokens() -> None:
+    """Call cutlass_fused_moe so that it takes two launches, which its trace does not."""
+    draw(3, 2, 4, 256, 128, torch.Generator().manual_seed(5), mode="blocks").run()
+
+
 @dataclasses.dataclass
 class MonoCall:
     """One call: experts as :mod:`moe_support` draws them, and the logits of a router."""

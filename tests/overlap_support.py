@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from moe_few_support import call_few_tokens
 
 import precast
 from precast._op.declaration import AXES, Kind, Parameter, TensorKind
@@ -293,6 +294,7 @@ def _calls_of_groups() -> list[Call]:
 
 def _call_more() -> None:
     """What traces do not call, or with empty outputs."""
+    call_few_tokens()
     bounds = torch.tensor([0, 8, 24], dtype=torch.int32)
     precast.segment_packbits(torch.ones(24, dtype=torch.bool), bounds)
     precast.segment_packbits(torch.ones(24, dtype=torch.uint8), bounds)

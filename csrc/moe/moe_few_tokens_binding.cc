@@ -79,12 +79,20 @@ MoeFewTokensParams few_params(const TensorMatcher& match, const Arg& x, const Fe
   params.experts = static_cast<int>(s.experts);
   params.hidden = static_cast<int>(s.hidden);
   params.inter = static_cast<int>(s.inter);
-  const int64_t pairs = s.tokens * s.slots, most = pairs < s.experts ? pairs : s.experts;
-  const int64_t tiles = most * s.inter / 8;
-  params.ctas = few_up_ctas(tiles, multiprocessors(x.op, x.tensor.device().device_id));
   const int64_t steps = s.inter * (has_scales() ? 1 : 2) / kFewStepBytes;
   params.splits = few_splits(params.slots, static_cast<int>(steps));
   return params;
+}
+
+// Launches both kernels. Why the number of multiprocessors is asked for here: it takes a driver,
+// and what is wrong with the arguments is said before that.
+void launch_few_tokens(const Arg& x, MoeFewTokensParams& params, bool enable_pdl) {
+  launch_on(x, [&](cudaStream_t stream) {
+    const int experts = std::min(params.tokens * params.slots, params.experts);
+    const int sms = multiprocessors(x.op, x.tensor.device().device_id);
+    params.ctas = std::min(experts * (params.inter / (kFewRows / 2)), sms);
+    return moe_few_tokens(params, enable_pdl, stream);
+  });
 }
 
 void few_tokens_entry(TensorView input, TensorView token_selected_experts,
@@ -133,7 +141,7 @@ void few_tokens_entry(TensorView input, TensorView token_selected_experts,
   params.first_expert = static_cast<int>(first_expert);
   params.gate_row = params.inter;
   params.tile_rows = 8;
-  launch_on(in, [&](cudaStream_t stream) { return moe_few_tokens(params, enable_pdl, stream); });
+  launch_few_tokens(in, params, enable_pdl);
 }
 
 void mono_moe_entry(TensorView activations_in, TensorView router_logits,
@@ -188,7 +196,7 @@ void mono_moe_entry(TensorView activations_in, TensorView router_logits,
   params.tile_rows = is_interleaved ? 16 : 8;
   params.routing = is_softmax ? FewTokensRouting::softmax : FewTokensRouting::sigmoid;
   params.renormalize = renormalize;
-  launch_on(in, [&](cudaStream_t stream) { return moe_few_tokens(params, enable_pdl, stream); });
+  launch_few_tokens(in, params, enable_pdl);
 }
 
 }  // namespace

@@ -14,11 +14,14 @@ import pytest
 import torch
 from code_params import E5M2_PARAM
 from mla_pages import Batch
+from moe_few_support import two_launches
+from moe_support import draw
 from sanitize_calls import PAIRS, calls, copied, expected, shifted
 
 import precast
 from precast.trace import TraceTemplate
 
+__all__ = ["two_launches"]
 #: What racecheck and synccheck report of MLA on Hopper they report of correct kernels of twenty
 #: lines, too: "Racecheck and synccheck" in docs/decisions.md. memcheck runs these calls.
 TOOL_KNOWS_MLA = os.environ.get("PRECAST_SANITIZER") not in ("racecheck", "synccheck")
@@ -167,3 +170,13 @@ def test_mla_for_hopper(
     torch.cuda.synchronize()
     assert wrapper._plan.shape.sm90
     assert out.isfinite().all()
+
+
+@pytest.mark.usefixtures("two_launches")
+@pytest.mark.parametrize("mode", ["half", "blocks"])
+def test_experts_of_few_tokens(mode: str, generator: torch.Generator) -> None:
+    """The sizes of traces are no multiples of 128."""
+    for tokens, slots in ((1, 1), (3, 2), (8, 5)):
+        out = draw(tokens, slots, 6, 384, 256, generator, mode=mode).run()
+        torch.cuda.synchronize()
+        assert out.isfinite().all()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
+from moe_few_support import call_few_tokens
 from overlap_support import has_calls_of_function, with_gates
 from wrong_values import wrong_tensors
 
@@ -27,7 +28,7 @@ from precast.trace import make_inputs, registered
 #: In place of the sizes of templates, with which caches have 50 MB.
 SMALL = {"num_kv_heads": 2, "num_heads": 2, "page_size": 4}
 #: A longer buffer is a workspace, of which a call uses the beginning.
-WORKSPACE = 1 << 16
+WORKSPACE = 1 << 17
 MOST_VARIANTS = 2
 #: Arguments that are read by the host.
 ON_HOST = ("block",)
@@ -79,6 +80,7 @@ def valid_calls() -> dict[str, list[Args]]:
             fixed = {name for name, axis in template.axes.items() if getattr(axis, "sample", None)}
             sizes = {name: size for name, size in SMALL.items() if name in free - fixed}
             function(**make_inputs(function, template, sizes))
+        call_few_tokens()
         # Traces have queries of 16 bits, and a CPU is no GPU of compute capability 9.0.
         pretend_hopper(patch)
         for _, make in FP8_CALLS.values():

@@ -67,7 +67,7 @@ struct MoeFewTokensParams {
   bool gate_first;  // in fc1_scale
   FewTokensRouting routing;
   bool renormalize;
-  int ctas;    // of the first kernel
+  int ctas;    // of the first kernel: at most one for each SM
   int splits;  // warps of the second kernel that share the columns of an expert, few_splits()
 };
 
@@ -78,14 +78,6 @@ inline int few_splits(int slots, int steps) {
   int splits = 1;
   while (splits * slots < kFewWarps && 2 * splits <= steps) splits *= 2;
   return splits;
-}
-
-// The CTAs of the first kernel. Why two for each SM if there is much to do: a warp waits for its
-// loads once in kFewDepth steps, which another CTA's warps fill. Why not always: with one, a CTA of
-// the second kernel is beside it, and has found its routing and first weights when it ends.
-inline int few_up_ctas(int64_t tiles, int sms) {
-  const int64_t most = tiles > 8 * int64_t(sms) ? 2 * int64_t(sms) : sms;
-  return static_cast<int>(tiles < most ? tiles : most);
 }
 
 #if defined(__CUDACC__)
