@@ -69,7 +69,8 @@ def test_what_a_program_prints(tmp_path: Path) -> None:
     script.write_text(
         "import os\n"
         "from ranks_support import run_rank\n"
-        "run_rank(lambda: print('rank', os.environ['RANK'], os.environ['WORD'], flush=True))\n",
+        # One string: where output is not buffered, each argument would be written by itself.
+        'run_rank(lambda: print(f\'rank {os.environ["RANK"]} {os.environ["WORD"]}\'))\n',
         encoding="utf-8",
     )
     said = launch(script, processes=2, WORD="fine")
