@@ -15,7 +15,8 @@
 // Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
 //          packed heads, page tables and split-KV.
 // Measured 2026-11-22 on an H200 where torch reads 4305 GB/s; bf16, 32 query and 8 KV heads of 128,
-//          pages of 16. Decode: us and share of that ceiling, then the same with KV in e4m3:
+//          pages of 16. Decode: us and share of that ceiling, then the same with KV in e4m3, before
+//          tiles had the rows of two KV heads (docs/performance.md has newer figures):
 //            1 x 1024       6.8           6.9
 //            1 x 8192      13.4          11.1
 //            64 x 4096    247.9  1.01   135.9  0.92

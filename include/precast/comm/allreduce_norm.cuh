@@ -22,8 +22,8 @@
 // Traffic  beyond that of the all-reduce: reads residual and weight, writes what is requested
 // Measured 2026-11-27 on two H200, bf16, us in a CUDA graph, with the all-reduce alone, and with
 //          NCCL and a separate norm:
-//          8 x 8192     3.1 (2.4, 9.3)   64 x 8192  6.0 (5.1, 18.6)
-//          2048 x 8192  100 (98.5, 167)
+//          8 x 8192     3.0 (2.4, 9.4)   64 x 8192  5.9 (5.1, 18.8)
+//          2048 x 8192  101 (98.7, 169)
 // Source   arXiv:1910.07467 (RMSNorm); arXiv:2412.19437, section 3.3 (scales of groups)
 #pragma once
 

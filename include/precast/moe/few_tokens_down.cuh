@@ -7,7 +7,8 @@
 //          additions depends on `inter` and on the slots alone.
 // Traffic  reads fc2 of the experts that tokens have once; every CTA reads h and the routing. With
 //          PDL, the first weights are loaded while MoeFewTokensUpKernel still runs.
-// Measured H200, e4m3, 256 experts [512, 2048], eight tokens: 34.7 us for 61 MB, without PDL
+// Measured 2026-11-27 on an H200, e4m3, 256 experts [512, 2048], eight tokens, without PDL: 34.7 us
+//          for 61 MB
 #pragma once
 
 #include "precast/moe/few_tokens.cuh"
