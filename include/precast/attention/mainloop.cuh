@@ -175,7 +175,8 @@ class AttentionMainloop {
       // infinity with 0 would be NaN.
       if (p_.pair_shift > 0) {
         pair_sign_ = scale_ < 0.0f ? -1.0f : 1.0f;
-        scale_ = fmaxf(fabsf(scale_), kLeastNormal);
+        scale_ = fabsf(scale_);
+        if (scale_ < kLeastNormal) scale_ = kLeastNormal;  // NaN stays NaN
       }
     }
     if constexpr (Tile::kGeneral) transform_ = LogitsTransform(p_, scale_);

@@ -68,6 +68,17 @@ def test_a_soft_cap_behind_the_plan_divides_the_work_again(
     assert torch.equal(out, other.run(q, kv))
 
 
+@pytest.mark.parametrize("options", [{"fixed_split_size": 4}, {"disable_split_kv": True}], ids=str)
+def test_plans_that_never_pair_are_not_divided_again(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = precast.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_tensor_cores=True)
+    wrapper.plan(*TABLE, *SIZES, **F32, **options)
+    assert not wrapper._plan.shape.may_pair_heads
+    monkeypatch.setattr(kernels, "launch", lambda *given: pytest.fail("divided again"))
+    wrapper.forward(torch.randn(2, 4, 64), cache(), logits_soft_cap=5.0)
+
+
 def test_a_plan_of_an_engine_keeps_what_the_plan_before_allowed() -> None:
     wrapper = decode()
     for options, allowed in (({}, True), ({"logits_soft_cap": 2.0}, False)):

@@ -124,7 +124,7 @@ class DecodePlan(AttentionWrapper):
             split or -1,
             given.disable_split_kv,
             may_pair_heads=has_plain_scores(given.logits_soft_cap, positions)
-            and not model.is_packed,
+            and not (model.is_packed or split or given.disable_split_kv),
         )
         return model, self._with_tile(model, shape, q_len)
 
