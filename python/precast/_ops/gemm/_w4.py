@@ -6,10 +6,14 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from precast._base.torch import torch
 from precast._op.validation import check_contiguous
 from precast._ops.gemm._plain import Limits, check_sizes, check_tma
 from precast._ops.quantize._reference_blocks import e2m1_unpack, ue8m0_values
+from precast.trace import Const, Tensor, TraceTemplate, Var
 
 #: What the columns and the depth of a weight are multiples of.
 COLUMNS, DEPTH = 64, 128
@@ -46,6 +50,44 @@ INT4: Order = (
 )
 #: Numbers of a scale.
 MXFP4_GROUP, INT4_GROUP = 32, 128
+
+
+def grouped_template(
+    name: str,
+    words: str,
+    scale: tuple[int, str],
+    reference: Callable[..., Any],
+    fill: Callable[[dict[str, Any]], None],
+) -> TraceTemplate:
+    """Describe a product of groups to traces; ``scale``: the sides of a block of scales, dtype."""
+    sides, scale_dtype = scale
+    blocks = ["num_groups", "column_blocks", "depth_blocks", "block_rows", "block_rows"]
+    return TraceTemplate(
+        op_type="grouped_gemm",
+        name_prefix=name,
+        description=f"Multiplies groups of rows by the {words} weights of their groups.",
+        axes={
+            "num_tokens": Var("Rows of a.", sample=64),
+            "num_groups": Const("g", sample=4),
+            "num_starts": Const("", value="num_groups + 1"),
+            "num_columns": Const("n", multiple=COLUMNS),
+            "column_blocks": Const("", value=f"num_columns // {COLUMNS}"),
+            "depth": Const("k", multiple=DEPTH),
+            "depth_blocks": Const("", value=f"depth // {DEPTH}"),
+            "depth_bytes": Const("", value="depth // 2"),
+            "block_rows": Const("", value=str(sides)),
+        },
+        inputs={
+            "a": Tensor(["num_tokens", "depth"], dtype="bfloat16"),
+            "b": Tensor(["num_groups", "num_columns", "depth_bytes"], dtype="uint8"),
+            "b_scale": Tensor(blocks, dtype=scale_dtype),
+            "m_indptr": Tensor(["num_starts"], dtype="int32"),
+        },
+        outputs={"result": Tensor(["num_tokens", "num_columns"], dtype="bfloat16")},
+        reference=reference,
+        tags=["moe"],
+        fill=fill,
+    )
 
 
 def _places(bits: _Bits) -> list[int]:

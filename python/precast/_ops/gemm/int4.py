@@ -17,10 +17,9 @@ from precast._ops.gemm._plain import (
     exports,
     fill_starts,
 )
-from precast._ops.gemm._w4 import SM90_TILES, check_w4, dequantized_int4
+from precast._ops.gemm._w4 import SM90_TILES, check_w4, dequantized_int4, grouped_template
 from precast._ops.gemm.grouped_mm import GROUPS, write_groups
 from precast.api_logging import precast_api
-from precast.trace import Const, Tensor, TraceTemplate, Var
 
 
 def _write_int4(
@@ -64,34 +63,8 @@ def _fill(made: dict[str, Any]) -> None:
 
 
 @precast_api(
-    trace=TraceTemplate(
-        op_type="grouped_gemm",
-        name_prefix="grouped_mm_int4",
-        description="Multiplies groups of rows by the int4 weights of their groups.",
-        axes={
-            "num_tokens": Var("Rows of a.", sample=64),
-            "num_groups": Const("g", sample=4),
-            "num_starts": Const("", value="num_groups + 1"),
-            "num_columns": Const("n", multiple=64),
-            "column_blocks": Const("", value="num_columns // 64"),
-            "depth": Const("k", multiple=128),
-            "depth_blocks": Const("", value="depth // 128"),
-            "depth_bytes": Const("", value="depth // 2"),
-            "block_rows": Const("", value="8"),
-        },
-        inputs={
-            "a": Tensor(["num_tokens", "depth"], dtype="bfloat16"),
-            "b": Tensor(["num_groups", "num_columns", "depth_bytes"], dtype="uint8"),
-            "b_scale": Tensor(
-                ["num_groups", "column_blocks", "depth_blocks", "block_rows", "block_rows"],
-                dtype="bfloat16",
-            ),
-            "m_indptr": Tensor(["num_starts"], dtype="int32"),
-        },
-        outputs={"result": Tensor(["num_tokens", "num_columns"], dtype="bfloat16")},
-        reference=grouped_mm_int4_reference,
-        tags=["moe"],
-        fill=_fill,
+    trace=grouped_template(
+        "grouped_mm_int4", "int4", (8, "bfloat16"), grouped_mm_int4_reference, _fill
     )
 )
 @op("int4_gemm")
