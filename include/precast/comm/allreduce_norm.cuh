@@ -62,11 +62,9 @@ class NormEpilogue {
   static constexpr bool kRowsAreWhole = true;
   static constexpr int kSize = Vec<T>::kSize;
 
-  // What is loaded before the wait for the peers. Why only one vector a thread: for two, registers
-  // spill, and other rows of the CTA are under way anyway.
+  // What is loaded before the wait for the peers.
   template <int kVecs>
   struct Early {
-    static constexpr bool kLoads = kVecs == 1;
     Vec<T> residual[kVecs];
     Vec<T> weight[kVecs];
   };
@@ -74,10 +72,11 @@ class NormEpilogue {
   template <int kVecs>
   __device__ __forceinline__ static Early<kVecs> load_early(const Params& p, int64_t row,
                                                             const int (&indices)[kVecs]) {
-    Early<kVecs> early = {};
-    if constexpr (Early<kVecs>::kLoads) {
-      early.residual[0] = load_residual(p, row, indices[0], true);
-      early.weight[0] = load_weight(p, indices[0], true);
+    Early<kVecs> early;
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      early.residual[i] = load_residual(p, row, indices[i], true);
+      early.weight[i] = load_weight(p, indices[i], true);
     }
     return early;
   }
@@ -87,15 +86,13 @@ class NormEpilogue {
                                              const int (&indices)[kVecs],
                                              const Vec<T> (&sums)[kVecs],
                                              const Early<kVecs>& early) {
-    constexpr bool kEarly = Early<kVecs>::kLoads;
     Vec<T> y[kVecs];
     {
       float x[kVecs][kSize];
       float squares = 0.0f;
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
-        const Elements elements(
-            sums[i], kEarly ? early.residual[i] : load_residual(p, row, indices[i], true));
+        const Elements elements(sums[i], early.residual[i]);
         squares += elements.sum_of_squares();
 #pragma unroll
         for (int k = 0; k < kSize; ++k) x[i][k] = elements.x[k];
@@ -108,7 +105,7 @@ class NormEpilogue {
       });
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
-        y[i] = scaled(p, x[i], rstd, kEarly ? early.weight[i] : load_weight(p, indices[i], true));
+        y[i] = scaled(p, x[i], rstd, early.weight[i]);
         store_to(p, p.norm_out, row, indices[i], y[i], true);
       }
     }
