@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from _tuned_moe import fused
 
 PACKAGE = "flashinfer"
 
@@ -48,6 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "VariableBlockSparseAttentionWrapper": {"backend": "fa2"},
     "BatchMLAPagedAttentionWrapper": {"backend": "fa2"},
 }
+#: Functions that an engine does not call with our arguments alone.
+CALLED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {"cutlass_fused_moe": fused}
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
@@ -68,5 +71,6 @@ def adapt(case: Any, family: str) -> Callable[..., Any] | None:
         function = getattr(module, case.op, None)
         if callable(function):
             options = OPTIONS.get(case.op)
-            return case.bind(functools.partial(function, **options) if options else function)
+            called = CALLED.get(case.op, functools.partial)(function)
+            return case.bind(functools.partial(called, **options) if options else called)
     return None

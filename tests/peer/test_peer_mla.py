@@ -24,6 +24,7 @@ SCALE = 1 / math.sqrt(192)
 HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
 HAS_FLASHMLA = importlib.util.find_spec("flash_mla") is not None
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+ON_HOPPER = pytest.mark.skipif(not IS_HOPPER, reason="a kernel for Hopper")
 
 
 class Batch:
@@ -115,6 +116,7 @@ def close(mine: Any, theirs: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not HAS_FLASHINFER, reason="flashinfer is not installed")
+@pytest.mark.parametrize("theirs", ["fa2", pytest.param("fa3", marks=ON_HOPPER)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "shape",
@@ -126,14 +128,14 @@ def close(mine: Any, theirs: Any, dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_flashinfer(shape: dict[str, Any], causal: bool) -> None:
+def test_flashinfer(shape: dict[str, Any], causal: bool, theirs: str) -> None:
     import flashinfer.mla
 
     batch = Batch(**shape)
     with compiled():
-        theirs = call(flashinfer.mla, batch, "fa2", causal)
+        expected = call(flashinfer.mla, batch, theirs, causal)
     for backend in ("fa2", "auto"):
-        close(call(precast.mla, batch, backend, causal), theirs, batch.q.dtype)
+        close(call(precast.mla, batch, backend, causal), expected, batch.q.dtype)
 
 
 @pytest.mark.skipif(not HAS_FLASHINFER, reason="flashinfer is not installed")
