@@ -29,6 +29,10 @@ constexpr int kFinalizeBatch = 4;  // experts whose rows are loaded together
 // Why: without the limit ptxas takes 32 registers, which hold the row of one expert, and adds it up
 // before it loads the next.
 constexpr int kFinalizeCtasPerSm = 5;
+// Of a thread, where there are so many items that fewer threads still fill the GPU.
+constexpr int kFinalizeVectors = 4;
+constexpr int kFinalizeVectorCtasPerSm = 4;
+constexpr uint32_t kFinalizeManyItems = 1u << 20;
 
 struct MoeFinalizeParams {
   const void* input;           // [count, columns]
@@ -109,6 +113,43 @@ __global__ __launch_bounds__(
   store_vec(static_cast<O*>(p.out) + at.row * p.out_stride + at.column, pack<O>(sum));
 }
 
+// The same without scale and bias for many items, which a thread computes kFinalizeVectors of: it
+// loads them of one expert together. Why: a thread with one item of a token whose other experts are
+// on other ranks has one load in flight, behind the load of its row's number.
+template <typename T, typename O>
+__global__ __launch_bounds__(kItemThreads, kFinalizeVectorCtasPerSm) void MoeFinalizeVectorsKernel(
+    const __grid_constant__ MoeFinalizeParams p) {
+  constexpr int kSize = Vec<T>::kSize;
+  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
+  if (item >= p.items.count) return;
+  const ItemPosition at(p.items, item, kSize);
+  const int64_t apart = p.columns / kFinalizeVectors;  // of a thread's vectors
+  const T* input = static_cast<const T*>(p.input) + at.column;  // + row * input_stride
+  const float* weights = p.weights + static_cast<int64_t>(at.row) * p.slots.count;
+
+  launch_dependent_grids();
+  wait_on_dependent_grids();
+
+  float sum[kFinalizeVectors][kSize] = {};
+  SlotRows(p.slots, at.row).for_each([&](int64_t row, int slot) {
+    const float weight = p.weights == nullptr ? 1.0f : load_scalar(weights + slot);
+    const T* from = input + row * p.input_stride;
+    Vec<T> loaded[kFinalizeVectors];
+#pragma unroll
+    for (int i = 0; i < kFinalizeVectors; ++i) loaded[i] = load_vec(from + i * apart);
+#pragma unroll
+    for (int i = 0; i < kFinalizeVectors; ++i) {
+      float x[kSize];
+      unpack(loaded[i], x);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) sum[i][j] = fmaf(weight, x[j], sum[i][j]);
+    }
+  });
+  O* out = static_cast<O*>(p.out) + at.row * p.out_stride + at.column;
+#pragma unroll
+  for (int i = 0; i < kFinalizeVectors; ++i) store_vec(out + i * apart, pack<O>(sum[i]));
+}
+
 #if !defined(__CUDACC_RTC__)
 
 // Launches the sums on `stream`; params.items must have at least one item, and the tensors the
@@ -116,6 +157,15 @@ __global__ __launch_bounds__(
 template <typename T, typename O>
 cudaError_t launch_moe_finalize(const MoeFinalizeParams& p, bool enable_pdl, cudaStream_t stream) {
   const bool of_experts = p.scale != nullptr || p.bias != nullptr;
+  if (!of_experts && p.items.count >= kFinalizeManyItems &&
+      p.items.per_row.value % kFinalizeVectors == 0) {
+    MoeFinalizeParams vectors = p;
+    vectors.items.per_row = FastDivmod(p.items.per_row.value / kFinalizeVectors);
+    vectors.items.count = p.items.count / kFinalizeVectors;
+    const dim3 ctas((vectors.items.count - 1) / kItemThreads + 1);
+    return launch(MoeFinalizeVectorsKernel<T, O>, ctas, dim3(kItemThreads), enable_pdl, stream,
+                  vectors);
+  }
   const auto kernel = of_experts ? MoeFinalizeKernel<T, O, true> : MoeFinalizeKernel<T, O, false>;
   const dim3 grid((p.items.count - 1) / kItemThreads + 1);
   return launch(kernel, grid, dim3(kItemThreads), enable_pdl, stream, p);
