@@ -85,18 +85,21 @@ __device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMa
 }
 
 // The same of a gated weight, whose map encode_gated_weight() makes: the rows of the columns of the
-// output from `column` on. If two CTAs share them, those of this one's half of the columns.
-template <typename Tile>
+// output from `column` on, `kRun` of them, then their gates, then the next. If two CTAs share them,
+// those of this one's half of the columns, or, of one run, its rows or its gates.
+template <typename Tile, int kRun>
 __device__ __forceinline__ void copy_gated_rows(uint32_t target, const TensorMap* map,
                                                 uint64_t* full, bool is_shared, int k, int column,
                                                 int group) {
-  static_assert(Tile::kWeights % 16 == 0, "two CTAs copy whole eights");
+  constexpr bool kIsOneRun = Tile::kWeights == kRun;
+  static_assert(kIsOneRun || Tile::kWeights % (2 * kRun) == 0, "two CTAs copy whole runs");
   const int half = is_shared ? static_cast<int>(cluster_rank()) * (Tile::kWeights / 2) : 0;
-  const int eight = (column + half) / 8;
+  const int run = (column + (kIsOneRun ? 0 : half)) / kRun;
+  const int gates = kIsOneRun && half > 0 ? 1 : 0;
   if (is_shared) {
-    copy_box_to_ctas(target + 2 * half * Tile::kRowBytes, map, full, 3, k, 0, 0, eight, group);
+    copy_box_to_ctas(target + 2 * half * Tile::kRowBytes, map, full, 3, k, 0, gates, run, group);
   } else {
-    copy_box(target, map, full, k, 0, 0, eight, group);
+    copy_box(target, map, full, k, 0, 0, run, group);
   }
 }
 
@@ -137,7 +140,8 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
           copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
                                            group);
         } else if constexpr (kIsGated) {
-          copy_gated_rows<Tile>(target, map, full, is_shared, block * kBlock, row, group);
+          copy_gated_rows<Tile, Params::kGatedRun>(target, map, full, is_shared, block * kBlock,
+                                                   row, group);
         } else {
           copy_operand_rows<Tile>(target, map, edge, full, is_shared, rows, block * kBlock, row,
                                   group);
