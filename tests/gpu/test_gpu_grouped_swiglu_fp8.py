@@ -274,7 +274,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
         ({"out_scale": scales[:, 1:]}, r"out_scale must have shape .*1, 26\]"),
         ({"out": a}, "out must not overlap a's memory"),
         ({"out_scale": a_scale.mT}, "out_scale must not overlap a_scale's memory"),
-        ({"eps": 0.0}, "eps must be at least 1e-30"),
+        ({"eps": 0.0}, "eps must be a finite number of at least 1e-30"),
         ({"choice": 3}, "choice must be -1 or 0, 1 or 2"),
         ({"choice": 6}, "choice must be -1 or 0, 1 or 2"),
     ):

@@ -66,7 +66,7 @@ def test_errors() -> None:
         ({"b_scale": good["b_scale"][:, :2]}, r"b_scale must have shape \[3, 4, 2\]"),
         ({"out_scale": good["out_scale"][:1]}, r"out_scale must have shape \[2, 32\]"),
         ({"m_indptr": STARTS[:3]}, r"m_indptr must have shape \[4\]"),
-        ({"eps": 0.0}, "eps must be at least 1e-30, got 0.0"),
+        ({"eps": 0.0}, "eps must be a finite number of at least 1e-30"),
         ({"choice": 3}, "choice must be -1 or 0, 1 or 2"),
     ):
         given = {**good, **change}

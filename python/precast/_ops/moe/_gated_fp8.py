@@ -28,7 +28,6 @@ def _check(
     m_indptr: torch.Tensor,
     out: torch.Tensor,
     out_scale: torch.Tensor,
-    eps: float,
     choice: int,
 ) -> None:
     columns = out.shape[1]
@@ -44,8 +43,6 @@ def _check(
             f"{export}: choice must be -1 or 0, 1 or 2, the tile and how two CTAs share an "
             f"operand, got {choice}"
         )
-    if eps < 1e-30:
-        raise ValueError(f"{export}: eps must be at least 1e-30, got {eps}")
     shape = [columns // BLOCK, len(a)]
     if [*out_scale.shape] != shape:
         raise ValueError(f"{export}: out_scale must have shape {shape}, got {[*out_scale.shape]}")
@@ -76,7 +73,7 @@ GROUPED_SWIGLU_FP8 = Export(
     "fp8_gemm_gated_sm90",
     "grouped_mm_fp8_swiglu",
     "a:e4m3[m,k] b:e4m3[groups,rows,k] a_scale:f32[m,blocks] b_scale:f32[groups,row_blocks,blocks] "
-    "m_indptr:i32[groups+1] out!:e4m3[m,n] out_scale!:f32[out_blocks,m] eps:float choice:int "
+    "m_indptr:i32[groups+1] out!:e4m3[m,n] out_scale!:f32[out_blocks,m] eps:float(1e-30-) choice:int "
     "enable_pdl:pdl_on",
     check=_check,
     write=_write,
