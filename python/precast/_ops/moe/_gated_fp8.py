@@ -73,8 +73,8 @@ GROUPED_SWIGLU_FP8 = Export(
     "fp8_gemm_gated_sm90",
     "grouped_mm_fp8_swiglu",
     "a:e4m3[m,k] b:e4m3[groups,rows,k] a_scale:f32[m,blocks] b_scale:f32[groups,row_blocks,blocks] "
-    "m_indptr:i32[groups+1] out!:e4m3[m,n] out_scale!:f32[out_blocks,m] eps:float(1e-30-) choice:int "
-    "enable_pdl:pdl_on",
+    "m_indptr:i32[groups+1] out!:e4m3[m,n] out_scale!:f32[out_blocks,m] eps:float(1e-30-) "
+    "choice:int enable_pdl:pdl_on",
     check=_check,
     write=_write,
     function="cutlass_fused_moe",
