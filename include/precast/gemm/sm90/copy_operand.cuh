@@ -103,15 +103,25 @@ __device__ __forceinline__ void copy_gated_rows(uint32_t target, const TensorMap
   }
 }
 
+// Whether a weight may be row-major: the family has such weights, and the tile whole panels of it.
+template <typename Tile, typename Params>
+constexpr bool takes_row_major_b() {
+  if constexpr (Params::kTakesRowMajorB) return Tile::kTakesRowMajorB;
+  return false;
+}
+
 // Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
-template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
-          typename Storage, typename Buffers>
+// Why a row-major weight is known in the loop alone: a second loop would be compiled with a second
+// tile scheduler.
+template <typename Tile, bool kWeight, int kBlock, typename Params, typename Storage,
+          typename Buffers>
 __device__ __forceinline__ void copy_operand(const Params& params, Storage& storage,
                                              const Buffers& buffers, int group_step) {
   Storage& shared = kept_object(storage);
   const Buffers stages = {kept(buffers.base)};
   constexpr bool kIsGated = kWeight && Params::kIsGated;
+  constexpr bool kTakesPanels = kWeight && takes_row_major_b<Tile, Params>();
   constexpr int kCount = kWeight ? Tile::kWeights * (kIsGated ? 2 : 1) : Tile::kTokens;
   PipelineState<Tile::kStages> state;
   GemmScheduler<Tile, Params> scheduler(params);
@@ -120,12 +130,13 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   const TensorMap* map = kWeight ? &params.b : &params.a;
   const TensorMap* edge = kWeight ? &params.b_edge : &params.a_edge;
   const bool is_chosen = elect_lane();
+  const bool is_row_major = kTakesPanels && params.has_row_major_b();
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
     // Row-major panels always have all their columns, and gated rows all of a tile.
     const int existing = (kWeight ? params.p.columns : params.p.tokens) - row;
-    const OperandRows<kCount> rows(kRowMajor || kIsGated ? kCount : existing,
+    const OperandRows<kCount> rows(is_row_major || kIsGated ? kCount : existing,
                                    kWeight ? params.b_edge_rows : params.a_edge_rows);
     if (is_chosen) {
 #pragma unroll 1
@@ -136,9 +147,11 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
         mbarrier_arrive_expect_tx(full, rows.boxes * rows.box_rows * Tile::kRowBytes);
         const uint32_t target =
             kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage);
-        if constexpr (kRowMajor) {
-          copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
-                                           group);
+        if (is_row_major) {
+          if constexpr (kTakesPanels) {
+            copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
+                                             group);
+          }
         } else if constexpr (kIsGated) {
           copy_gated_rows<Tile, Params::kGatedRun>(target, map, full, is_shared, block * kBlock,
                                                    row, group);

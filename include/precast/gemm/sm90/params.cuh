@@ -38,7 +38,7 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   static constexpr bool kHasScales = false;  // of rows
   // Accumulators are those of a block of the depth; what is written are other registers.
   static constexpr bool kHasSumsOfBlocks = true;
-  static constexpr bool kIsGated = false;
+  static constexpr bool kIsGated = false, kTakesRowMajorB = false;
 
   // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
   // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
