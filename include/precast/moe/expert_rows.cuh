@@ -39,33 +39,19 @@ __device__ __forceinline__ void load_slots(const TokenSlots& slots, uint32_t tok
   }
 }
 
-// The rows of a token's slots, of which the first are loaded when it is made.
-class SlotRows {
- public:
-  __device__ __forceinline__ SlotRows(const TokenSlots& slots, uint32_t token)
-      : slots_(slots), token_(token) {
-    load_slots(slots_, token_, 0, rows_);
-  }
-
-  // Calls use(row, slot) for each slot that has a row, in order.
-  template <typename Use>
-  __device__ __forceinline__ void for_each(const Use& use) {
-    for (int first = 0;;) {
+// Calls use(row, slot) for each slot of a token that has a row, in order.
+template <typename Use>
+__device__ __forceinline__ void for_each_slot(const TokenSlots& slots, uint32_t token,
+                                              const Use& use) {
+  for (int first = 0; first < slots.count; first += kSlotsAtOnce) {
+    int32_t rows[kSlotsAtOnce];
+    load_slots(slots, token, first, rows);
 #pragma unroll
-      for (int i = 0; i < kSlotsAtOnce; ++i) {
-        if (rows_[i] >= 0) use(int64_t(rows_[i]), first + i);
-      }
-      first += kSlotsAtOnce;
-      if (first >= slots_.count) return;
-      load_slots(slots_, token_, first, rows_);
+    for (int i = 0; i < kSlotsAtOnce; ++i) {
+      if (rows[i] >= 0) use(int64_t(rows[i]), first + i);
     }
   }
-
- private:
-  const TokenSlots& slots_;
-  const uint32_t token_;
-  int32_t rows_[kSlotsAtOnce];
-};
+}
 
 #endif  // __CUDACC__
 

@@ -13,7 +13,8 @@
 //          row_experts  [count]             int32; read where there is a scale or a bias
 //          out          [tokens, columns]   O, rows at multiples of 16 bytes
 // Threads  one thread computes 8 columns of out; the loads of four experts are in flight at once.
-//          With many items, one computes four times 8 columns of a token, of one expert at once
+//          With many items of tokens with few rows here, one computes four times 8 columns of a
+//          token, of one expert at once
 // Traffic  reads topk rows and writes one for each token
 // Source   Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538, equation 1
 // Measured 2026-11-27 on an H200, bf16, top-8: 4096 tokens of 7168 columns 121.9 us, 0.98 of the
@@ -34,6 +35,8 @@ constexpr int kFinalizeCtasPerSm = 5;
 constexpr int kFinalizeVectors = 4;
 constexpr int kFinalizeVectorCtasPerSm = 4;
 constexpr uint32_t kFinalizeManyItems = 1u << 20;
+// Of a token, on average: with eight, a thread with one vector has enough loads in flight.
+constexpr int kFinalizeFewRows = 2;
 
 struct MoeFinalizeParams {
   const void* input;           // [count, columns]
@@ -48,6 +51,7 @@ struct MoeFinalizeParams {
   int experts;
   int64_t columns;  // a multiple of 8
   Items items;      // vectors of 8 columns of out
+  int ranks;        // that a token's experts are spread over
 };
 
 #if defined(__CUDACC__)
@@ -132,7 +136,7 @@ __global__ __launch_bounds__(kItemThreads, kFinalizeVectorCtasPerSm) void MoeFin
   wait_on_dependent_grids();
 
   float sum[kFinalizeVectors][kSize] = {};
-  SlotRows(p.slots, at.row).for_each([&](int64_t row, int slot) {
+  for_each_slot(p.slots, at.row, [&](int64_t row, int slot) {
     const float weight = p.weights == nullptr ? 1.0f : load_scalar(weights + slot);
     const T* from = input + row * p.input_stride;
     Vec<T> loaded[kFinalizeVectors];
@@ -158,7 +162,8 @@ __global__ __launch_bounds__(kItemThreads, kFinalizeVectorCtasPerSm) void MoeFin
 template <typename T, typename O>
 cudaError_t launch_moe_finalize(const MoeFinalizeParams& p, bool enable_pdl, cudaStream_t stream) {
   const bool of_experts = p.scale != nullptr || p.bias != nullptr;
-  if (!of_experts && p.items.count >= kFinalizeManyItems &&
+  const bool has_few_rows = p.slots.count <= int64_t(kFinalizeFewRows) * p.ranks;
+  if (!of_experts && has_few_rows && p.items.count >= kFinalizeManyItems &&
       p.items.per_row.value % kFinalizeVectors == 0) {
     MoeFinalizeParams vectors = p;
     vectors.items.per_row = FastDivmod(p.items.per_row.value / kFinalizeVectors);

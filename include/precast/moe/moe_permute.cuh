@@ -44,9 +44,8 @@ __global__ __launch_bounds__(kItemThreads) void MoePermuteKernel(
   wait_on_dependent_grids();
 
   const Vec<Byte> vec = load_vec(input);
-  SlotRows(p.slots, at.row).for_each([&](int64_t row, int) {
-    store_vec(out + row * p.out_stride, vec);
-  });
+  for_each_slot(p.slots, at.row,
+                [&](int64_t row, int) { store_vec(out + row * p.out_stride, vec); });
 }
 
 #if !defined(__CUDACC_RTC__)

@@ -56,14 +56,12 @@ __global__ __launch_bounds__(kItemThreads) void MoePermuteQuantKernel(
   wait_on_dependent_grids();
 
   const Vec<T> vec = load_vec(input);
-  // Why before the maximum: the rows of the first slots arrive with the numbers, not behind them.
-  SlotRows rows(p.slots, at.row);
   const QuantScale scale =
       quant_scale<e4m3>(warp_max(amax_bits(vec), kLanes), kExpertEps, ScaleFormat::numbers);
   if (!exists) return;
   float x[kSize];
   unpack(vec, x);
-  rows.for_each([&](int64_t row, int slot) {
+  for_each_slot(p.slots, at.row, [&](int64_t row, int slot) {
     store_codes<e4m3, true>(out + row * p.out_stride, x, scale.reciprocal, kSize);
     if (slot % kLanes == lane) scales[row * p.scale_row_stride] = scale.scale;
   });

@@ -14,6 +14,7 @@ from moe_support import COMPUTED, E4M3, Experts, draw
 import precast
 from precast import fused_moe
 from precast._ops.moe import _activation_reference, _experts, _rows, moe_sort
+from precast._ops.moe.moe_finalize import FINALIZE
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
@@ -148,6 +149,17 @@ def test_where_the_first_product_computes_the_function(monkeypatch: pytest.Monke
             if rows > 1:
                 want.append((blocks, act.Swiglu, None))
             assert fused == (want if is_hopper else [])
+
+
+def test_the_sums_know_over_how_many_ranks_experts_are_spread(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    launched: list[int] = []
+    launch = FINALIZE.launch
+    monkeypatch.setattr(FINALIZE, "launch", lambda *a: (launched.append(a[-2]), launch(*a))[0])
+    for ep_size in (1, 4):
+        draw(9, 2, 8, 16, 16, generator, ep_size=ep_size).run()
+    assert launched == [1, 4]
 
 
 @modes

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import precast
+from precast._ops.moe.moe_finalize import FINALIZE
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
@@ -174,6 +175,17 @@ def test_sums_refuse(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^moe_finalize: {words}"):
         precast.moe_finalize(**{**finalize(out=out), **change})
     assert (out == -7).all()
+
+
+def test_ranks_of_the_sums() -> None:
+    """They change no number, and there is one at least."""
+    given = [*finalize().values(), None, None]
+    out = torch.full((3, 16), -7.0).half()
+    with pytest.raises(ValueError, match=r"ranks must be in \[1, 2147483647\], got 0"):
+        FINALIZE.launch(*given, out, None, 0, None)
+    assert (out == -7).all()
+    FINALIZE.launch(*given, out, None, 8, None)
+    assert torch.equal(out, precast.moe_finalize(**finalize()))
 
 
 def test_a_backend_that_does_not_exist() -> None:

@@ -19,7 +19,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _E4M3 = torch.float8_e4m3fn
 #: With fewer rows of an expert, most of a tile of the product with scales of blocks and SwiGLU
 #: would be empty.
-FUSED_ROWS = 48
+FUSED_ROWS = 32
 #: Addresses of the parts of a workspace are multiples of this; that of one by the caller of 128.
 _ALIGNMENT, _GIVEN_ALIGNMENT = 256, 128
 
@@ -257,6 +257,7 @@ class Call(NamedTuple):
     function: ActivationType
     is_fused: bool  # whether the first product computes the function
     sizes: Sizes
+    ranks: int  # that have the experts
     layout: Scratch
     total: int  # bytes
     few: Scratch | None  # where two launches compute it: only `active`, which is in `total`

@@ -213,7 +213,8 @@ def _run(
             *(s.active, fc2, active_scales, of_fc2, s.offsets), out=s.second, choice=tactics[1]
         )
         scale = None
-    FINALIZE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
+    of_rows = s.second, s.rows, weights, s.row_experts, scale
+    FINALIZE.launch(*of_rows, output, fc2_bias, call.ranks, pdl)
 
 
 def _multiply(
@@ -600,7 +601,7 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
         and fits(tokens, slots, experts, hidden, sizes.inter, fc2.element_size())
     )
     few = few_layout(mode, x.dtype, sizes) if can_be_few else None
-    return Call(mode, function, fused, sizes, layout, total, few)
+    return Call(mode, function, fused, sizes, options.ep[0], layout, total, few)
 
 
 @precast_api

@@ -57,6 +57,7 @@ def _check(
     scale: torch.Tensor | None,
     out: torch.Tensor,
     bias: torch.Tensor | None,
+    ranks: int,
 ) -> None:
     check_matrix(export, "input", input, VECTOR)
     check_matrix(export, "out", out, VECTOR)
@@ -68,6 +69,8 @@ def _check(
         scale=scale,
         bias=bias,
     )
+    if ranks < 1:
+        raise ValueError(f"{export}: ranks must be in [1, 2147483647], got {ranks}")
     if row_experts is None and (scale is not None or bias is not None):
         raise ValueError(f"{export}: row_experts must be given with scale or bias, got None")
 
@@ -76,8 +79,8 @@ _BOTH = Both.of(
     "moe_finalize",
     "input:T=bf16|f16[count,columns] permuted_rows:i32[tokens,slots] weights?:f32[tokens,slots] "
     "row_experts?:i32[count] scale?:f32[experts] out!:U=bf16|f16[tokens,columns] "
-    "bias?:U[experts,columns] enable_pdl:pdl",
-    reference=lambda input, permuted_rows, weights, row_experts, scale, bias: (
+    "bias?:U[experts,columns] ranks:int enable_pdl:pdl",
+    reference=lambda input, permuted_rows, weights, row_experts, scale, bias, ranks: (
         moe_finalize_reference(
             *(input, permuted_rows, weights, row_experts, scale, bias, torch.float32)
         )
@@ -85,7 +88,8 @@ _BOTH = Both.of(
     check=_check,
     derived={"out_dtype": lambda out: out.dtype},
 )
-#: For the fused mixture of experts.
+#: For the fused mixture of experts, which knows over how many ``ranks`` experts are spread: where
+#: few rows of a token are here, another kernel gives the same bits sooner.
 FINALIZE = _BOTH.cuda
 
 
@@ -206,5 +210,5 @@ def moe_finalize(
         out = input.new_empty(permuted_rows.shape[0], input.shape[1], dtype=out_dtype)
     check_out("moe_finalize", out, out_dtype)
     export = _BOTH.cuda if backend == "auto" or backend == "cuda" else _BOTH.other(backend)
-    export.launch(input, permuted_rows, weights, row_experts, scale, out, bias, enable_pdl)
+    export.launch(input, permuted_rows, weights, row_experts, scale, out, bias, 1, enable_pdl)
     return out
