@@ -13,6 +13,9 @@
 //          columns, then all gates, which share an accumulator and have sums of their own.
 // Source   Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202; DeepSeek-V3,
 //          arXiv:2412.19437, section 3.5.2
+// Measured 2026-11-28 on an H200, first products of Qwen3-30B (128 experts, 2 * 768 x 2048, eight
+//          of a token): 1024, 4096 and 16384 tokens 132, 276 and 851 us; the product alone with its
+//          best tile 135 and 853 us with 1024 and 16384 tokens
 #pragma once
 
 #include "precast/gemm/sm90/consumer.cuh"
