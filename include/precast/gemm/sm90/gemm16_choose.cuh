@@ -17,6 +17,7 @@ constexpr Sm90TileShape kGemm16Tiles[] = {
 
 struct Gemm16Family : Sm90GemmFamily {
   using Costs = Gemm16Costs;
+  using FewCosts = Gemm16FewCosts;
   static constexpr int kTiles = sizeof(kGemm16Tiles) / sizeof(kGemm16Tiles[0]), kElementBytes = 2;
   static constexpr const Sm90TileShape& tile(int index) { return kGemm16Tiles[index]; }
 };
