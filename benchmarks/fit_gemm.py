@@ -4,9 +4,10 @@
 
     python benchmarks/fit_gemm.py --op OP FILE... [--write]
 
-FILEs are those of sweep_gemm.py for the same op. OP_few are the costs of one product of few tokens,
-of which only those shapes are taken, as only the others are for an OP that has such costs. Two thirds of the shapes are fitted, the others
-say what the fit is worth: how much slower the choices of the model are than the best measured ones.
+FILEs are those of sweep_gemm.py for the same op. OP_few are the costs of one product of few
+tokens: only those shapes are taken, and only the others for an op that has such costs. Two thirds
+of the shapes are fitted, the others say what the fit is worth: how much slower the choices of the
+model are than the best measured ones.
 With --write the costs go to python/precast/_plan/gemm_costs.toml, whose comments stay; run
 `make generate` then. Needs NumPy and a C++ compiler, no GPU.
 

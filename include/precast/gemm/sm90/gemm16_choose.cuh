@@ -27,6 +27,7 @@ using Gemm16Choice = Sm90GemmChoice<Gemm16Family>;
 // half as many outputs as rows of the weight: whole boxes of 32 columns, and whole eights for each
 // of two CTAs that share the weight.
 struct GatedGemmFamily : Gemm16Family {
+  using FewCosts = Costs;  // its products of few tokens were not measured
   static constexpr bool has_kernel(int index) { return tile(index).weights() % 64 == 0; }
 };
 using GatedGemmChoice = Sm90GemmChoice<GatedGemmFamily>;
