@@ -13,7 +13,6 @@ from block_calls import FILL, Buffer
 from moe_backends import BACKENDS, usable
 
 import precast
-from precast._ops.moe.moe_finalize import FINALIZE
 from precast.errors import UnsupportedConfigError
 from precast.fused_moe import moe_finalize_reference
 from precast.testing import assert_close
@@ -75,7 +74,7 @@ def test_many_items(topk: int, ranks: int, dtype: torch.dtype, generator: torch.
         rows, indices, weights = draw(tokens, topk, columns, dtype, generator)
         for given in ((rows, indices, weights), (rows, indices, None)):
             out = Buffer(tokens, columns, dtype=dtype)
-            FINALIZE.launch(*given, None, None, out.view, None, ranks, None)
+            precast.moe_finalize(*given, out=out.view, ranks=ranks)
             out.check()
             for begin in range(0, tokens, 512):
                 part = slice(begin, begin + 512)

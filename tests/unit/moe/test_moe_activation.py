@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import precast
-from precast._ops.moe.moe_finalize import FINALIZE
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
@@ -179,13 +178,12 @@ def test_sums_refuse(change: dict[str, Any], words: str) -> None:
 
 def test_ranks_of_the_sums() -> None:
     """They change no number, and there is one at least."""
-    given = [*finalize().values(), None, None]
     out = torch.full((3, 16), -7.0).half()
     with pytest.raises(ValueError, match=r"ranks must be in \[1, 2147483647\], got 0"):
-        FINALIZE.launch(*given, out, None, 0, None)
+        precast.moe_finalize(**finalize(out=out), ranks=0)
     assert (out == -7).all()
-    FINALIZE.launch(*given, out, None, 8, None)
-    assert torch.equal(out, precast.moe_finalize(**finalize()))
+    want = precast.moe_finalize(**finalize())
+    assert torch.equal(precast.moe_finalize(**finalize(), ranks=8), want)
 
 
 def test_a_backend_that_does_not_exist() -> None:

@@ -21,6 +21,7 @@ struct GatedBlocksCosts : Fp8GemmCosts {
 
 struct GatedBlocksFamily : Sm90GemmFamily {
   using Costs = GatedBlocksCosts;
+  using FewCosts = Costs;
   static constexpr int kTiles = 1, kElementBytes = 1;
   static constexpr const Sm90TileShape& tile(int) { return kGatedBlocksTile; }
 };

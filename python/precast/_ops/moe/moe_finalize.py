@@ -88,8 +88,7 @@ _BOTH = Both.of(
     check=_check,
     derived={"out_dtype": lambda out: out.dtype},
 )
-#: For the fused mixture of experts, which knows over how many ``ranks`` experts are spread: where
-#: few rows of a token are here, another kernel gives the same bits sooner.
+#: For the fused mixture of experts.
 FINALIZE = _BOTH.cuda
 
 
@@ -150,6 +149,7 @@ def moe_finalize(
     out_dtype: torch.dtype | None = None,
     enable_pdl: bool | None = None,
     backend: str = "auto",
+    ranks: int = 1,
 ) -> torch.Tensor:
     r"""Add up the rows that the experts of each token computed, weighted.
 
@@ -183,6 +183,10 @@ def moe_finalize(
         of bfloat16 is legal, bfloat16 for one of float16 is not. Default: a new tensor.
     out_dtype : torch.dtype, optional
         The dtype of a new ``out``. Default: that of ``input``.
+    ranks : int
+        Over how many GPUs experts are spread, so that only a part of a token's rows is here. It
+        changes no number: where few rows of a token are here, another kernel gives them sooner.
+        Default: 1.
 
     Returns
     -------
@@ -210,5 +214,5 @@ def moe_finalize(
         out = input.new_empty(permuted_rows.shape[0], input.shape[1], dtype=out_dtype)
     check_out("moe_finalize", out, out_dtype)
     export = _BOTH.cuda if backend == "auto" or backend == "cuda" else _BOTH.other(backend)
-    export.launch(input, permuted_rows, weights, row_experts, scale, out, bias, 1, enable_pdl)
+    export.launch(input, permuted_rows, weights, row_experts, scale, out, bias, ranks, enable_pdl)
     return out
