@@ -4,8 +4,10 @@
 
     python benchmarks/fit_gemm.py --op OP FILE... [--write]
 
-FILEs are those of sweep_gemm.py for the same op. Two thirds of the shapes are fitted, the others
-say what the fit is worth: how much slower the choices of the model are than the best measured ones.
+FILEs are those of sweep_gemm.py for the same op. OP_few are the costs of one product of few
+tokens: only those shapes are taken, and only the others for an op that has such costs. Two thirds
+of the shapes are fitted, the others say what the fit is worth: how much slower the choices of the
+model are than the best measured ones.
 With --write the costs go to python/precast/_plan/gemm_costs.toml, whose comments stay; run
 `make generate` then. Needs NumPy and a C++ compiler, no GPU.
 
@@ -29,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precast._plan.gemm_costs import OPS, SOURCE, costs
+from precast._plan.gemm_model import FEW_TOKENS
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The clock of an H200 at which the costs are counted, in MHz, and its multiprocessors.
@@ -147,6 +150,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Model(args.op, Path(folder))
     sweep = load(args.files, model.choices)
+    few = sweep.problems[:, 0] <= FEW_TOKENS
+    if args.op.endswith("_few"):
+        sweep = sweep.part(few)
+    elif f"{args.op}_few" in OPS:
+        sweep = sweep.part(~few)
     held = np.random.default_rng(1).permutation(len(sweep.us)) % 3 == 0
     fitted, unseen = sweep.part(~held), sweep.part(held)
     names = [name for name, numbers in costs(args.op).items() for _ in numbers]

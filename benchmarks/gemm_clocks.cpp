@@ -10,10 +10,10 @@ using namespace precast;
 
 // For each of `count` problems (tokens, columns, depth), the clocks of all choices; negative for
 // one that is not legal. `costs` are those of the family in the same order.
-template <typename Choice>
+template <typename Choice, typename Costs>
 static void write_clocks(const double* costs, int sms, const int* problems, int count,
                          double* clocks) {
-  typename Choice::Family::Costs given;
+  Costs given;
   std::memcpy(&given, costs, sizeof(given));
   for (int i = 0; i < count; ++i, problems += 3) {
     const Fp8GemmProblem problem = {TokenGroups::equal, 1,           problems[0],
@@ -25,14 +25,16 @@ static void write_clocks(const double* costs, int sms, const int* problems, int 
   }
 }
 
-// The names are those of the ops.
-#define FAMILY(op, Choice)                                                                  \
+// The names are those of the ops, with "_few" for the costs of few tokens.
+#define COSTS(op, Choice, Which)                                                            \
   extern "C" int op##_choices() { return Choice::kChoices; }                                \
   extern "C" void op##_clocks(const double* costs, int sms, const int* problems, int count, \
                               double* clocks) {                                             \
-    write_clocks<Choice>(costs, sms, problems, count, clocks);                              \
+    write_clocks<Choice, Choice::Family::Which>(costs, sms, problems, count, clocks);       \
   }
 
-FAMILY(fp8_gemm_sm90, Fp8GemmChoice)
-FAMILY(gemm_sm90, Gemm16Choice)
-FAMILY(scaled_gemm_sm90, ScaledGemmChoice)
+COSTS(fp8_gemm_sm90, Fp8GemmChoice, Costs)
+COSTS(gemm_sm90, Gemm16Choice, Costs)
+COSTS(gemm_sm90_few, Gemm16Choice, FewCosts)
+COSTS(scaled_gemm_sm90, ScaledGemmChoice, Costs)
+COSTS(scaled_gemm_sm90_few, ScaledGemmChoice, FewCosts)

@@ -8,9 +8,11 @@ OP is fp8_gemm_sm90, gemm_sm90 or scaled_gemm_sm90.
 
 Without --shape, these are weights of several models with numbers of tokens from 1 to 8192. Each
 choice is timed in a CUDA graph of calls on several copies of the arguments, which together exceed
-the L2 cache. Choices that read far more than others are left out, and one that is much slower than
-the best so far, in its first replay, gets no more of them. FILE gets a row for each shape: `m`,
-`n`, `k`, and `us`, the shortest time of each choice.
+the L2 cache. The graph has many calls, because the SMs that the CTAs of a call get depend on the
+calls before it: it takes some calls until they lie as they do in a model. Choices that read far
+more than others are left out, and one that is much slower than the best so far, in its first
+replay, gets no more of them. FILE gets a row for each shape: `m`, `n`, `k`, and `us`, the shortest
+time of each choice.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 
 #: Replays of a choice, and times the best so far that a first replay may take.
 REPLAYS, HOPELESS = 4, 1.6
 L2_BYTES = 200_000_000
+#: Microseconds that a graph takes, about, and the most calls in it.
+GRAPH_US, MOST_CALLS = 600.0, 48
 #: Choices that read so many times what the least one does are left out.
 MOST_READ = 3.0
 #: What the operands of each op are.
@@ -59,6 +63,12 @@ def read(choice: Choice, shape: Shape, sms: int) -> int:
     parts = ctas if use == "splits_k" else 1
     blocks = math.ceil(k / 128 / parts) + 4
     return math.ceil(units / (sms // ctas)) * blocks * (tokens + columns + 64)
+
+
+def calls_of_graph(shape: Shape) -> int:
+    """So many calls that a graph of them takes about GRAPH_US by the model."""
+    expected = gemm_model.ranking(shape.problem(gemm_model.SMS), shape.operands)[0][1].us
+    return min(MOST_CALLS, math.ceil(GRAPH_US / expected))
 
 
 def replay(graph: torch.cuda.CUDAGraph, calls: int) -> float:
@@ -79,6 +89,7 @@ def sweep_shape(
     count = max(2, L2_BYTES // (family.element_bytes * k * (m + n)))
     copies = [_tuning.arguments(shape, torch.device("cuda")) for _ in range(count)]
     us: dict[int, float] = {}
+    calls = max(count, calls_of_graph(shape))
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
     choices = [c for c in gemm_model.choices(operands) if not numbers or c.number in numbers]
     least = min(read(choice, shape, sms) for choice in choices)
@@ -89,12 +100,12 @@ def sweep_shape(
         launch(*copies[0])
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for copy in copies:
+            for copy in itertools.islice(itertools.cycle(copies), calls):
                 launch(*copy)
-        replay(graph, len(copies))
-        found = replay(graph, len(copies))
+        replay(graph, calls)
+        found = replay(graph, calls)
         if found < HOPELESS * min(us.values(), default=found):
-            found = min(found, *(replay(graph, len(copies)) for _ in range(REPLAYS - 1)))
+            found = min(found, *(replay(graph, calls) for _ in range(REPLAYS - 1)))
         us[choice.number] = found
     return {"m": m, "n": n, "k": k, "us": {str(c): round(us[c], 3) for c in sorted(us)}}
 

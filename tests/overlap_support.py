@@ -231,9 +231,13 @@ def recorded() -> dict[str, list[Call]]:
         if has_calls_of_function(other):
             assert isinstance(other, Export)
             found[other.name] = [Call(other, call.values) for call in found[other.function]]
-    gated = kernels()["grouped_mm_swiglu"]
+    gated = kernels()["grouped_mm_gated"]
     assert isinstance(gated, Export)
     found[gated.name] = [Call(gated, with_gates(call.values)) for call in found["grouped_mm_bf16"]]
+    gated = kernels()["grouped_mm_fp8_swiglu"]
+    assert isinstance(gated, Export)
+    calls = found["group_gemm_fp8_nt_groupwise"]
+    found[gated.name] = [Call(gated, with_gated_blocks(call.values)) for call in calls]
     mla = kernels()["run_mla_sm90"]
     assert isinstance(mla, Export)
     found[mla.name] = [Call(mla, _for_hopper(call).values) for call in found["run_mla"]]
@@ -257,7 +261,21 @@ def has_calls_of_function(kernel: Kernel) -> bool:
 def with_gates(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a product of groups, with weights that have a gate for each column."""
     a, b, starts, out, *others = values
-    return a, torch.cat([b, b], 1), starts, out.to(a.dtype), *others
+    numbers = [torch.ones(len(b), device=a.device) for _ in range(3)]
+    bias = a.new_ones(len(b), 2 * b.shape[1])
+    act = 5  # SwigluBias
+    return a, torch.cat([b, b], 1), starts, act, bias, *numbers, out.to(a.dtype), *others
+
+
+def with_gated_blocks(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same of one with scales of blocks, for 128 columns, which are quantised again."""
+    a, b, a_scale, b_scale, starts, _, k_major, _, *others = values
+    if not k_major:
+        a_scale, b_scale = a_scale.mT, b_scale.mT
+    weights = b.view(torch.uint8)[:, :1].expand(-1, 256, -1).contiguous().view(b.dtype)
+    scales = b_scale[:, :1].expand(-1, 2, -1).contiguous()
+    codes, new = a.new_empty(len(a), 128), a_scale.new_empty(1, len(a))
+    return a, weights, a_scale, scales, starts, codes, new, 1e-10, -1, *others
 
 
 def _calls_of_groups() -> list[Call]:

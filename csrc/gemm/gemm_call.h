@@ -78,17 +78,17 @@ struct GemmCall {
   bool enable_pdl;
 };
 
-// Checks sizes and memory, and launches the product. `params` has what only some calls have:
-// scales, the bias, groups. `kernels` has
+// Checks sizes and memory, and launches the product. `params`, which is GemmParams or derives from
+// it, has what only some calls have: scales, the bias, groups. `kernels` has
 //
 //   bool has_tactic(int64_t tactic, TokenGroups kind);  whether 0 or more is legal
 //   const char* kTactics;                               what is, in errors
-//   cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
+//   cudaError_t launch(const Params& params, bool row_major_b, int tactic, int expected_tokens,
 //                      int sms, bool enable_pdl, cudaStream_t stream);
 //
 // where a tactic of -1 leaves it to the kernels.
-template <typename Kernels>
-void run_gemm_by(const GemmCall& call, GemmParams params, const Kernels& kernels) {
+template <typename Params, typename Kernels>
+void run_gemm_by(const GemmCall& call, Params params, const Kernels& kernels) {
   const TensorView& a = call.a.tensor;
   const int64_t bytes = (a.dtype().bits + 7) / 8, vector = kVecBytes / bytes;
   const int64_t tokens = a.size(-2), depth = a.size(-1);

@@ -11,10 +11,10 @@ namespace precast {
 
 extern const DType gemm_gated_sm90_dtype = TypeName<PRECAST_DTYPE>::value;
 
-cudaError_t gemm_gated_sm90(const GemmParams& params, bool row_major_b,
+cudaError_t gemm_gated_sm90(const GatedGemmParams& params, bool row_major_b,
                             const GatedGemmChoice& choice, int sms, bool enable_pdl,
                             cudaStream_t stream) {
-  using Types = GatedGemmTypes<PRECAST_DTYPE, Swiglu>;
+  using Types = GatedGemmTypes<PRECAST_DTYPE>;
   return launch_plain_gemm<Types, false>(params, row_major_b, choice, sms, enable_pdl, stream);
 }
 

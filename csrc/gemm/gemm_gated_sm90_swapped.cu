@@ -9,10 +9,10 @@
 
 namespace precast {
 
-cudaError_t gemm_gated_sm90_swapped(const GemmParams& params, bool row_major_b,
+cudaError_t gemm_gated_sm90_swapped(const GatedGemmParams& params, bool row_major_b,
                                     const GatedGemmChoice& choice, int sms, bool enable_pdl,
                                     cudaStream_t stream) {
-  using Types = GatedGemmTypes<PRECAST_DTYPE, Swiglu>;
+  using Types = GatedGemmTypes<PRECAST_DTYPE>;
   return launch_plain_gemm<Types, true>(params, row_major_b, choice, sms, enable_pdl, stream);
 }
 

@@ -26,7 +26,7 @@ struct Sm90Kernels {
   static DType dtype() { return gemm_sm90_dtype; }
   static DType dtype_o() { return gemm_sm90_dtype_o; }
   static void run(const GemmCall& call, const GemmParams& params) {
-    run_gemm_sm90<Gemm16Choice>(call, params, {gemm_sm90, gemm_sm90_swapped});
+    run_gemm_sm90(call, params, Sm90Tiles<Gemm16Choice>{gemm_sm90, gemm_sm90_swapped});
   }
 };
 using Entries = GemmEntries<Sm90Kernels>;

@@ -14,9 +14,9 @@ inline void check_rows_differ(const Arg& arg, int64_t rows, int64_t stride) {
 }
 
 // The kernels whose tiles' rows are tokens, and the swapped ones.
-template <typename Choice>
+template <typename Choice, typename Params = GemmParams>
 struct Sm90Tiles {
-  using Launch = cudaError_t (*)(const GemmParams& params, bool row_major_b, const Choice& choice,
+  using Launch = cudaError_t (*)(const Params& params, bool row_major_b, const Choice& choice,
                                  int sms, bool enable_pdl, cudaStream_t stream);
   static constexpr const char* kTactics = "a tile and cluster for this kind of tokens below 96";
   static_assert(Choice::kChoices == 96, "kTactics");
@@ -26,7 +26,7 @@ struct Sm90Tiles {
   static bool has_tactic(int64_t tactic, TokenGroups kind) {
     return tactic < Choice::kChoices && is_legal(Choice::of(static_cast<int>(tactic)), kind);
   }
-  cudaError_t launch(const GemmParams& params, bool row_major_b, int tactic, int expected_tokens,
+  cudaError_t launch(const Params& params, bool row_major_b, int tactic, int expected_tokens,
                      int sms, bool enable_pdl, cudaStream_t stream) const {
     if (params.weights == 0) return cudaSuccess;  // no segment has a weight
     const Choice choice =
@@ -39,9 +39,9 @@ struct Sm90Tiles {
 };
 
 // Checks also what TMA needs: rows at different addresses, and a depth that is not 0.
-template <typename Choice>
-void run_gemm_sm90(const GemmCall& call, const GemmParams& params,
-                   const Sm90Tiles<Choice>& kernels) {
+template <typename Choice, typename Params>
+void run_gemm_sm90(const GemmCall& call, const Params& params,
+                   const Sm90Tiles<Choice, Params>& kernels) {
   const TensorView& a = call.a.tensor;
   PRECAST_CHECK(a.size(-1) > 0, ValueError)
       << call.a.what() << " must have columns, got shape " << to_string(a.shape());

@@ -25,7 +25,8 @@ struct Sm90Kernels {
   static DType dtype_b() { return DType::e4m3; }
   static DType dtype_o() { return scaled_gemm_sm90_dtype_o; }
   static void run(const GemmCall& call, const GemmParams& params) {
-    run_gemm_sm90<ScaledGemmChoice>(call, params, {scaled_gemm_sm90, scaled_gemm_sm90_swapped});
+    run_gemm_sm90(call, params,
+                  Sm90Tiles<ScaledGemmChoice>{scaled_gemm_sm90, scaled_gemm_sm90_swapped});
   }
 };
 using Entries = ScaledGemmEntries<Sm90Kernels>;

@@ -13,9 +13,9 @@ namespace {
 
 void moe_finalize_entry(TensorView input, TensorView permuted_rows, OptionalTensor weights,
                         OptionalTensor row_experts, OptionalTensor scale, TensorView out,
-                        OptionalTensor bias, bool enable_pdl) {
+                        OptionalTensor bias, int64_t ranks, bool enable_pdl) {
   moe_finalize_call(moe_finalize_dtype, moe_finalize_dtype_o, input, permuted_rows, weights,
-                    row_experts, scale, out, bias,
+                    row_experts, scale, out, bias, ranks,
                     [&](const MoeFinalizeParams& params, cudaStream_t stream) {
                       return moe_finalize(params, enable_pdl, stream);
                     });

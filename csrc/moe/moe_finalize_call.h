@@ -2,6 +2,8 @@
 // What both bindings of moe_finalize do: that of the kernel in CUDA and that in CuTe DSL.
 #pragma once
 
+#include <limits>
+
 #include "core/ffi_export.h"
 #include "moe/expert_checks.h"
 #include "precast/moe/moe_finalize.cuh"
@@ -13,7 +15,8 @@ template <typename Launch>
 void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
                        const TensorView& permuted_rows, const OptionalTensor& weights,
                        const OptionalTensor& row_experts, const OptionalTensor& scale,
-                       const TensorView& out, const OptionalTensor& bias, const Launch& launch) {
+                       const TensorView& out, const OptionalTensor& bias, int64_t ranks,
+                       const Launch& launch) {
   const char* op = "moe_finalize";
   const TensorMatcher match(op);
   const TensorMatch in = match(input, "input");
@@ -56,6 +59,8 @@ void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
   check_expert_items(to, tokens, columns, kVecBytes / 2);
   PRECAST_CHECK(!differs || int64_t(experts) > 0 || count == 0, ValueError)
       << op << ": input must have no rows without experts, got shape " << to_string(input.shape());
+  PRECAST_CHECK(ranks >= 1 && ranks <= std::numeric_limits<int>::max(), ValueError)
+      << op << ": ranks must be in [1, 2147483647], got " << ranks;
   if (tokens == 0 || columns == 0) return;
 
   params.input = data_of(input);
@@ -64,6 +69,7 @@ void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
   params.out_stride = out.stride(0);
   params.experts = static_cast<int>(experts);
   params.columns = columns;
+  params.ranks = static_cast<int>(ranks);
   params.items = plan_items(static_cast<uint32_t>(tokens), columns, kVecBytes / 2).items;
   launch_on(in, [&](cudaStream_t stream) { return launch(params, stream); });
 }

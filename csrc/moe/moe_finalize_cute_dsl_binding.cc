@@ -23,10 +23,10 @@ namespace {
 
 void moe_finalize_entry(TensorView input, TensorView permuted_rows, OptionalTensor weights,
                         OptionalTensor row_experts, OptionalTensor scale, TensorView out,
-                        OptionalTensor bias, bool enable_pdl) {
+                        OptionalTensor bias, int64_t ranks, bool enable_pdl) {
   moe_finalize_call(
       cute_dsl::moe_finalize_dtype, cute_dsl::moe_finalize_dtype_o, input, permuted_rows, weights,
-      row_experts, scale, out, bias, [&](const MoeFinalizeParams& p, cudaStream_t stream) {
+      row_experts, scale, out, bias, ranks, [&](const MoeFinalizeParams& p, cudaStream_t stream) {
         const uint32_t ctas = (p.items.count - 1) / cute_dsl::moe_finalize_threads + 1;
         const bool is_plain = p.weights != nullptr && p.scale == nullptr && p.bias == nullptr;
         const auto run = is_plain ? cute_dsl::moe_finalize : cute_dsl::moe_finalize_of_experts;

@@ -66,6 +66,26 @@ def test_numbers(topk: int, dtype: torch.dtype, backend: str, generator: torch.G
         assert torch.equal(out.view, precast.moe_finalize(*given, backend="cuda"))
 
 
+@dtypes
+@pytest.mark.parametrize("topk, ranks", [(1, 1), (2, 1), (3, 1), (3, 2), (8, 4), (11, 8), (17, 16)])
+def test_many_items(topk: int, ranks: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """A thread computes four of 2^20 items where few rows of a token are here: equal bits."""
+    for tokens, columns in ((4101, 2080), (4101, 2056)):  # Rows of 257 items have no fourths.
+        rows, indices, weights = draw(tokens, topk, columns, dtype, generator)
+        for given in ((rows, indices, weights), (rows, indices, None)):
+            out = Buffer(tokens, columns, dtype=dtype)
+            precast.moe_finalize(*given, out=out.view, ranks=ranks)
+            out.check()
+            for begin in range(0, tokens, 512):
+                part = slice(begin, begin + 512)
+                some = None if given[2] is None else weights[part]
+                few = precast.moe_finalize(rows, indices[part], some)
+                assert torch.equal(out.view[part], few)
+        part = slice(1000, 1200)
+        want = expected(rows, indices[part], torch.ones_like(weights[part]))
+        assert_close(out.view[part], want)
+
+
 def test_what_no_token_has_matters_to_none(backend: str, generator: torch.Generator) -> None:
     rows, indices, weights = draw(200, 4, 512, torch.bfloat16, generator)
     exists = (indices >= 0) & (indices < len(rows))

@@ -13,7 +13,7 @@ import torch
 from attention_fp8_calls import FP8_CALLS, pretend_hopper
 from fake_cuda import on_cuda
 from moe_few_support import call_few_tokens
-from overlap_support import has_calls_of_function, with_gates
+from overlap_support import has_calls_of_function, with_gated_blocks, with_gates
 from wrong_values import wrong_tensors
 
 import precast
@@ -90,7 +90,9 @@ def valid_calls() -> dict[str, list[Args]]:
     for name, kernel in kernels().items():
         if has_calls_of_function(kernel):
             calls[name] = calls[kernel.function]
-    calls["grouped_mm_swiglu"] = [with_gates(args) for args in calls["grouped_mm_bf16"]]
+    calls["grouped_mm_gated"] = [with_gates(args) for args in calls["grouped_mm_bf16"]]
+    blocks = calls["group_gemm_fp8_nt_groupwise"]
+    calls["grouped_mm_fp8_swiglu"] = [with_gated_blocks(args) for args in blocks]
     calls["run_mla_sm90"] = [*_mla_for_hopper(kernels()["run_mla"], calls["run_mla"])]
     return calls
 

@@ -21,14 +21,13 @@
 //                                              the second product reads (scale_major_mode "MN")
 // Threads  one thread computes 8 columns; with a scale for each 128, 16 lanes share one
 // Traffic  reads the rows once, writes out and scales once
-// Source   Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202; So et al., Primer,
-//          arXiv:2109.08668 (relu2); OpenAI, gpt-oss model card, arXiv:2508.10925 (alpha, beta,
-//          limit); DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437 (1 x 128 groups)
+// Source   core/expert_functions.cuh; DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437
+//          (1 x 128 groups)
 #pragma once
 
+#include "precast/core/expert_functions.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/math.cuh"
 #include "precast/core/quant.cuh"
 #include "precast/moe/expert_rows.cuh"
 
@@ -36,25 +35,7 @@ namespace precast {
 
 constexpr int kExpertColumns = 8;  // of a thread
 
-// The values are those of ActivationType in python/precast/_ops/moe/enums.py.
-enum class ExpertFunction : int {
-  gelu = 0,
-  relu = 1,
-  silu = 2,
-  swiglu = 3,
-  geglu = 4,
-  swiglu_bias = 5,
-  relu2 = 6,
-  geglu_tanh = 8,
-  identity = 9,
-};
-
 enum class ExpertOutput : int { numbers, codes, scaled_codes };
-
-PRECAST_HOST_DEVICE constexpr bool is_gated(ExpertFunction function) {
-  return function == ExpertFunction::swiglu || function == ExpertFunction::geglu ||
-         function == ExpertFunction::swiglu_bias || function == ExpertFunction::geglu_tanh;
-}
 
 struct MoeActivationParams {
   const void* input;           // [rows, inputs]
@@ -88,8 +69,8 @@ struct MoeActivationParams {
 enum class ExpertForm : int { swiglu, gated, plain };
 
 // The numbers of one expert.
-struct ExpertNumbers {
-  float scale = 1.0f, alpha = 1.0f, beta = 0.0f, limit = -negative_infinity();
+struct ExpertNumbers : SwigluNumbers {
+  float scale = 1.0f;
 
   __device__ __forceinline__ ExpertNumbers(const MoeActivationParams& p, int expert) {
     if (p.scale != nullptr) scale = load_scalar(p.scale + expert);
@@ -134,23 +115,9 @@ __device__ __forceinline__ void apply_swiglu(const float (&up)[kExpertColumns],
 __device__ __forceinline__ void apply_gated(ExpertFunction function, const ExpertNumbers& numbers,
                                             const float (&up)[kExpertColumns],
                                             float (&gate)[kExpertColumns]) {
-  switch (function) {
-    case ExpertFunction::geglu:
-      return map_columns(gate, [&](float g, int i) { return gelu(g) * up[i]; });
-    case ExpertFunction::geglu_tanh:
-      return map_columns(gate, [&](float g, int i) { return gelu_tanh(g) * up[i]; });
-    case ExpertFunction::swiglu_bias: {
-      const float limit = numbers.limit;
-      return map_columns(gate, [&](float g, int i) {
-        const float x = g > limit ? limit : g;
-        const float below = up[i] > limit ? limit : up[i];
-        const float u = below < -limit ? -limit : below;
-        return x * sigmoid(numbers.alpha * x) * (u + numbers.beta);
-      });
-    }
-    default:
-      return apply_swiglu(up, gate);
-  }
+  use_gated_function(function, numbers, [&](const auto& f) {
+    map_columns(gate, [&](float g, int i) { return f(up[i], g); });
+  });
 }
 
 __device__ __forceinline__ void apply_plain(ExpertFunction function, float (&y)[kExpertColumns]) {

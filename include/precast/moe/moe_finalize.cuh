@@ -12,11 +12,15 @@
 //          scale        [experts]           fp32
 //          row_experts  [count]             int32; read where there is a scale or a bias
 //          out          [tokens, columns]   O, rows at multiples of 16 bytes
-// Threads  one thread computes 8 columns of out; the loads of four experts are in flight at once
+// Threads  one thread computes 8 columns of out; the loads of four experts are in flight at once.
+//          With many items of tokens with few rows here, one computes four times 8 columns of a
+//          token, of one expert at once
 // Traffic  reads topk rows and writes one for each token
 // Source   Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538, equation 1
 // Measured 2026-11-27 on an H200, bf16, top-8: 4096 tokens of 7168 columns 121.9 us, 0.98 of the
-//          elementwise ceiling of the same run; of 2048 columns 36.8 us, 0.93; 64 tokens 3.2 us
+//          elementwise ceiling of the same run; of 2048 columns 36.8 us, 0.93; 64 tokens 3.2 us.
+//          2026-11-28, four vectors a thread: 16384 tokens of 7168 columns and one row 119 us, of
+//          4096 columns and two rows 100 us
 #pragma once
 
 #include "precast/core/items.cuh"
@@ -29,6 +33,12 @@ constexpr int kFinalizeBatch = 4;  // experts whose rows are loaded together
 // Why: without the limit ptxas takes 32 registers, which hold the row of one expert, and adds it up
 // before it loads the next.
 constexpr int kFinalizeCtasPerSm = 5;
+// Of a thread, where there are so many items that fewer threads still fill the GPU.
+constexpr int kFinalizeVectors = 4;
+constexpr int kFinalizeVectorCtasPerSm = 4;
+constexpr uint32_t kFinalizeManyItems = 1u << 20;
+// Of a token, on average: with eight, a thread with one vector has enough loads in flight.
+constexpr int kFinalizeFewRows = 2;
 
 struct MoeFinalizeParams {
   const void* input;           // [count, columns]
@@ -43,6 +53,7 @@ struct MoeFinalizeParams {
   int experts;
   int64_t columns;  // a multiple of 8
   Items items;      // vectors of 8 columns of out
+  int ranks;        // that a token's experts are spread over
 };
 
 #if defined(__CUDACC__)
@@ -109,6 +120,43 @@ __global__ __launch_bounds__(
   store_vec(static_cast<O*>(p.out) + at.row * p.out_stride + at.column, pack<O>(sum));
 }
 
+// The same without scale and bias for many items, which a thread computes kFinalizeVectors of: it
+// loads them of one expert together. Why: a thread with one item of a token whose other experts are
+// on other ranks has one load in flight, behind the load of its row's number.
+template <typename T, typename O>
+__global__ __launch_bounds__(kItemThreads, kFinalizeVectorCtasPerSm) void MoeFinalizeVectorsKernel(
+    const __grid_constant__ MoeFinalizeParams p) {
+  constexpr int kSize = Vec<T>::kSize;
+  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
+  if (item >= p.items.count) return;
+  const ItemPosition at(p.items, item, kSize);
+  const int64_t apart = p.columns / kFinalizeVectors;           // of a thread's vectors
+  const T* input = static_cast<const T*>(p.input) + at.column;  // + row * input_stride
+  const float* weights = p.weights + static_cast<int64_t>(at.row) * p.slots.count;
+
+  launch_dependent_grids();
+  wait_on_dependent_grids();
+
+  float sum[kFinalizeVectors][kSize] = {};
+  for_each_slot(p.slots, at.row, [&](int64_t row, int slot) {
+    const float weight = p.weights == nullptr ? 1.0f : load_scalar(weights + slot);
+    const T* from = input + row * p.input_stride;
+    Vec<T> loaded[kFinalizeVectors];
+#pragma unroll
+    for (int i = 0; i < kFinalizeVectors; ++i) loaded[i] = load_vec(from + i * apart);
+#pragma unroll
+    for (int i = 0; i < kFinalizeVectors; ++i) {
+      float x[kSize];
+      unpack(loaded[i], x);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) sum[i][j] = fmaf(weight, x[j], sum[i][j]);
+    }
+  });
+  O* out = static_cast<O*>(p.out) + at.row * p.out_stride + at.column;
+#pragma unroll
+  for (int i = 0; i < kFinalizeVectors; ++i) store_vec(out + i * apart, pack<O>(sum[i]));
+}
+
 #if !defined(__CUDACC_RTC__)
 
 // Launches the sums on `stream`; params.items must have at least one item, and the tensors the
@@ -116,6 +164,16 @@ __global__ __launch_bounds__(
 template <typename T, typename O>
 cudaError_t launch_moe_finalize(const MoeFinalizeParams& p, bool enable_pdl, cudaStream_t stream) {
   const bool of_experts = p.scale != nullptr || p.bias != nullptr;
+  const bool has_few_rows = p.slots.count <= int64_t(kFinalizeFewRows) * p.ranks;
+  if (!of_experts && has_few_rows && p.items.count >= kFinalizeManyItems &&
+      p.items.per_row.value % kFinalizeVectors == 0) {
+    MoeFinalizeParams vectors = p;
+    vectors.items.per_row = FastDivmod(p.items.per_row.value / kFinalizeVectors);
+    vectors.items.count = p.items.count / kFinalizeVectors;
+    const dim3 ctas((vectors.items.count - 1) / kItemThreads + 1);
+    return launch(MoeFinalizeVectorsKernel<T, O>, ctas, dim3(kItemThreads), enable_pdl, stream,
+                  vectors);
+  }
   const auto kernel = of_experts ? MoeFinalizeKernel<T, O, true> : MoeFinalizeKernel<T, O, false>;
   const dim3 grid((p.items.count - 1) / kItemThreads + 1);
   return launch(kernel, grid, dim3(kItemThreads), enable_pdl, stream, p);

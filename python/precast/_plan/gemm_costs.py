@@ -11,11 +11,16 @@ from precast._plan.table import read_table
 #: The file that has the constants, for the header; benchmarks fit them.
 SOURCE = "python/precast/_plan/gemm_costs.toml"
 _FILE = Path(__file__).with_name("gemm_costs.toml")
-#: The struct of the header for each op, and what the op is.
+#: The struct of the header for each op, and what the op is; "_few" behind an op: for few tokens.
 _STRUCTS = {
     "fp8_gemm_sm90": ("Fp8GemmCosts", "block-scaled GEMM"),
     "gemm_sm90": ("Gemm16Costs", "GEMM of 16-bit operands"),
+    "gemm_sm90_few": ("Gemm16FewCosts", "GEMM of few tokens and 16-bit operands"),
     "scaled_gemm_sm90": ("ScaledGemmCosts", "GEMM of e4m3 operands with scales of rows"),
+    "scaled_gemm_sm90_few": (
+        "ScaledGemmFewCosts",
+        "GEMM of few tokens and e4m3 operands with scales of rows",
+    ),
 }
 OPS = tuple(_STRUCTS)
 _NUMBERS = (

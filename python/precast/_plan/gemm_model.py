@@ -13,10 +13,12 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from precast._plan.gemm_costs import costs
+from precast._plan.gemm_costs import OPS, costs
 
 #: The clock at which costs are counted, and the multiprocessors of an H200.
 CLOCK_GHZ, SMS = 1.755, 132
+#: The most tokens of one product that has costs of its own.
+FEW_TOKENS = 128
 
 
 class Tile(NamedTuple):
@@ -79,6 +81,12 @@ class Family(NamedTuple):
     @property
     def kinds(self) -> tuple[str, ...]:
         return tuple(self.functions)
+
+    @property
+    def few_op(self) -> str:
+        """What the costs of few tokens are called: ``FewCosts`` in C++."""
+        few = f"{self.op}_few"
+        return few if few in OPS else self.op
 
 
 #: By what the operands are: the lists of tiles in ``choose.cuh`` and beside it.
@@ -158,6 +166,11 @@ class Problem(NamedTuple):
     depth: int
     sms: int = SMS
 
+    @property
+    def is_few(self) -> bool:
+        """Whether its costs are those of few tokens."""
+        return self.kind in ("plain", "batched") and self.groups == 1 and self.tokens <= FEW_TOKENS
+
 
 class Estimate(NamedTuple):
     """What the model expects of a choice, in clocks."""
@@ -230,7 +243,8 @@ class Choice(NamedTuple):
     def estimate(self, problem: Problem) -> Estimate:
         """``sm90_gemm_clocks()`` in C++, where each step is explained."""
         family = self.family
-        cost, tile, (use, ctas_of_cluster) = costs_of(family.op), self.tile, self.cluster
+        cost = costs_of(family.few_op if problem.is_few else family.op)
+        tile, (use, ctas_of_cluster) = self.tile, self.cluster
         shares, parts = use in ("shares_a", "shares_b"), ctas_of_cluster if use == "splits_k" else 1
         down, right = (2 if use == "shares_b" else 1), (2 if use == "shares_a" else 1)
         units = _ceil(problem.tokens, tile.tokens * down)

@@ -14,6 +14,7 @@ from moe_support import COMPUTED, E4M3, Experts, draw
 import precast
 from precast import fused_moe
 from precast._ops.moe import _activation_reference, _experts, _rows, moe_sort
+from precast._ops.moe.moe_finalize import FINALIZE
 from precast.errors import BackendSupportedError
 from precast.tllm_enums import ActivationType
 
@@ -47,7 +48,7 @@ def test_constants_are_those_of_the_kernels() -> None:
 
 
 def test_functions_have_one_number_everywhere() -> None:
-    text = (ROOT / "include/precast/moe/moe_activation.cuh").read_text()
+    text = (ROOT / "include/precast/core/expert_functions.cuh").read_text()
     body = text.partition("enum class ExpertFunction")[2].partition("};")[0]
     of_kernel = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+),", body)}
     of_enum = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", act.name).lower(): act.value for act in COMPUTED}
@@ -135,14 +136,30 @@ def test_where_the_first_product_computes_the_function(monkeypatch: pytest.Monke
     modes = list(_experts.Mode)
     for is_hopper in (True, False):
         monkeypatch.setattr(_experts, "is_hopper", lambda device, is_hopper=is_hopper: is_hopper)
-        fused = [
-            (mode, function, given)
-            for mode in modes
-            for function in COMPUTED
-            for given in (None, bias)
-            if _experts.is_fused(mode, function, cuda, given)
-        ]
-        assert fused == ([(_experts.Mode.HALF, act.Swiglu, None)] if is_hopper else [])
+        for rows in (1, _experts.FUSED_ROWS):
+            fused = [
+                (mode, function, given)
+                for mode in modes
+                for function in COMPUTED
+                for given in (None, bias)
+                if _experts.is_fused(mode, function, cuda, given, rows)
+            ]
+            half, blocks = _experts.Mode.HALF, _experts.Mode.FP8_BLOCKS
+            want = [(half, f, given) for f in COMPUTED if f.is_gated for given in (None, bias)]
+            if rows > 1:
+                want.append((blocks, act.Swiglu, None))
+            assert fused == (want if is_hopper else [])
+
+
+def test_the_sums_know_over_how_many_ranks_experts_are_spread(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    launched: list[int] = []
+    launch = FINALIZE.launch
+    monkeypatch.setattr(FINALIZE, "launch", lambda *a: (launched.append(a[-2]), launch(*a))[0])
+    for ep_size in (1, 4):
+        draw(9, 2, 8, 16, 16, generator, ep_size=ep_size).run()
+    assert launched == [1, 4]
 
 
 @modes

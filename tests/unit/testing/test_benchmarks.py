@@ -29,6 +29,7 @@ __all__ = ["benchmarks", "on_cpu"]
 #: there, and so do bench_fused_moe.py, bench_int4_gemm.py and bench_mxfp4_gemm.py.
 ELSEWHERE = {
     *("allreduce_fusion", "custom_all_reduce", "attention_sm90_fp8", "mla_sm90", "fp8_gemm_sm90"),
+    "fp8_gemm_gated_sm90",
     *("gemm_gated_sm90", "gemm_sm90", "int4_gemm_sm90", "mxfp4_gemm_sm90", "scaled_gemm_sm90"),
     # The benchmark of the kernel in CUDA measures that in CuTe DSL, too.
     *(kernel.op for kernel in kernels().values() if kernel.op.endswith(CUTE_DSL)),

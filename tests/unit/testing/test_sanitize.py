@@ -46,6 +46,7 @@ def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     # Kernels in CuTe DSL have tests of their own, beside their twins in CUDA.
     config = Plan.load(ROOT).config
     for op in (
+        "fp8_gemm_gated_sm90",
         "fp8_gemm_sm90",
         "gemm_gated_sm90",
         "gemm_sm90",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of a tile of products of 8 bits for sm_90a. A warpgroup computes 64 rows of it, or 64
-// after the other, and for each block of the depth, a stage,
+// The sums of a tile of products of 8 bits for sm_90a. A warpgroup computes 64 rows of it, or two
+// parts, which are 64 rows and others, or two halves of the columns of the same rows. For each
+// block of the depth, a stage,
 //
 //   acc = A B                       wgmma over 128 of the depth, into a new accumulator
 //   sums += factor acc              fp32
@@ -28,7 +29,7 @@ struct UnitFactors {
 // `Tile` says by kOverlaps whether a block is multiplied while the one before is added. `Barriers`
 // are those of the stages. `Factors` are those of a lane in a block: with kAreLoaded, made of the
 // address of the stage's scales, which begin at kScalesOffset and are kScalesBytes long, the lane's
-// first row, how much further it begins in this part, and the tile's first column.
+// first row in the first part, the part, and the tile's first column.
 template <typename Tile, typename Barriers, typename Factors, int kScalesOffset = 0,
           int kScalesBytes = 0>
 class BlockSums {
@@ -64,7 +65,7 @@ class BlockSums {
   __device__ __forceinline__ int first_row() const { return row_; }
   static __device__ __forceinline__ int row_of(int part) {
     const int warp = threadIdx.x / 32 - 4;
-    return part * (64 * Tile::kConsumers) + 16 * warp + threadIdx.x % 32 / 4;
+    return part * Tile::kPartRows + 16 * warp + threadIdx.x % 32 / 4;
   }
 
   // Computes the sums of a tile whose first column is `column`, and gives its stages back.
@@ -184,8 +185,8 @@ class BlockSums {
   __device__ __forceinline__ void multiply(const Block& at, int part, Acc& acc) const {
     using Mma = Wgmma<e4m3, Tile::kColumns>;
     constexpr uint64_t kLayout = wgmma_descriptor(0, 8 * Tile::kRowBytes, 0);
-    const uint32_t rows = at.rows + part * (Tile::kConsumers * 64 * Tile::kRowBytes >> 4);
-    const uint32_t columns = at.columns;
+    const uint32_t rows = at.rows + part * (Tile::kPartRows * Tile::kRowBytes >> 4);
+    const uint32_t columns = at.columns + part * (Tile::kPartColumns * Tile::kRowBytes >> 4);
     wgmma_fence();
     if constexpr (Tile::kParts == 1) {
       Mma::template new_ss<false>(acc, kLayout | rows, kLayout | columns);
@@ -205,7 +206,7 @@ class BlockSums {
 
   __device__ __forceinline__ Factors load_factors(const Block& of, int column, int part) const {
     if constexpr (Factors::kAreLoaded) {
-      return Factors(of.scales, row_, part * (64 * Tile::kConsumers), column);
+      return Factors(of.scales, row_, part, column);
     } else {
       return {};
     }

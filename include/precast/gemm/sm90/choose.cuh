@@ -100,6 +100,7 @@ struct Sm90GemmFamily {
 
 struct Fp8GemmFamily : Sm90GemmFamily {
   using Costs = Fp8GemmCosts;
+  using FewCosts = Costs;
   static constexpr int kTiles = kNumFp8Tiles, kElementBytes = 1;
   static constexpr const Sm90TileShape& tile(int index) { return kFp8Tiles[index]; }
 };
@@ -150,10 +151,9 @@ struct Sm90GemmUnits {
 
 #if !defined(__CUDACC_RTC__)
 
-// The clocks that the model expects.
-template <typename Choice>
-double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
-                        const typename Choice::Family::Costs& costs = {}) {
+// The clocks that the model expects with these costs.
+template <typename Choice, typename Costs>
+double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem, const Costs& costs) {
   constexpr int kElementBytes = Choice::Family::kElementBytes;
   constexpr int kBlock = 128 / kElementBytes;  // of the depth, 128 bytes
   const Sm90TileShape& tile = choice.shape();
@@ -202,6 +202,21 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem,
   }
   const int blocks = ceil_div(ceil_div(problem.depth, kBlock), parts);
   return costs.start + together(waves * blocks * block, read) + waves * of_tile;
+}
+
+// One product of few tokens has costs of its own, if its family has some: it waits for memory and
+// for the grids before and behind it, where other products wait for their SM.
+constexpr int kFewTokens = 128;
+constexpr bool has_few_tokens(const Fp8GemmProblem& problem) {
+  return problem.kind == TokenGroups::equal && problem.groups == 1 && problem.tokens <= kFewTokens;
+}
+template <typename Choice>
+double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem) {
+  using Family = typename Choice::Family;
+  if (has_few_tokens(problem)) {
+    return sm90_gemm_clocks(choice, problem, typename Family::FewCosts());
+  }
+  return sm90_gemm_clocks(choice, problem, typename Family::Costs());
 }
 
 // The choice that the model expects to be the fastest; the first one of equals.

@@ -41,13 +41,16 @@ struct Fp8Factors {
   static constexpr bool kAreLoaded = true;
   float of_segment[kSegments][2];  // [segment, row l / 4 or the one eight below]
 
-  // Of the lane's rows `row` + `further` and eight below; `column` is the tile's first.
-  __device__ __forceinline__ Fp8Factors(uint32_t scales, int row, int further, int column) {
+  // Of the lane's rows in a part, where `row` is its first in the first part; `column` is the
+  // tile's first.
+  __device__ __forceinline__ Fp8Factors(uint32_t scales, int row, int part, int column) {
     const uint32_t of_row = scales + row * 4;
+    const int further = part * Tile::kPartRows;
     const float token[2] = {load_scale(of_row + further * 4),
                             load_scale(of_row + further * 4 + 32)};
-    if constexpr (kFp8Block % Tile::kColumns == 0) {  // the tile lies in one block
-      const float of_weight = load_scale(scales + Tile::kTokens * 4);
+    if constexpr (kFp8Block % Tile::kColumns == 0) {  // the part lies in one block
+      const int block = Tile::kPartColumns == 0 ? 0 : part;
+      const float of_weight = load_scale(scales + (Tile::kTokens + block) * 4);
       of_segment[0][0] = token[0] * of_weight;
       of_segment[0][1] = token[1] * of_weight;
       return;

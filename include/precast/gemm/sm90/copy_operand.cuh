@@ -85,30 +85,43 @@ __device__ __forceinline__ void copy_box_to_ctas(uint32_t target, const TensorMa
 }
 
 // The same of a gated weight, whose map encode_gated_weight() makes: the rows of the columns of the
-// output from `column` on. If two CTAs share them, those of this one's half of the columns.
-template <typename Tile>
+// output from `column` on, `kRun` of them, then their gates, then the next. If two CTAs share them,
+// those of this one's half of the columns, or, of one run, its rows or its gates.
+template <typename Tile, int kRun>
 __device__ __forceinline__ void copy_gated_rows(uint32_t target, const TensorMap* map,
                                                 uint64_t* full, bool is_shared, int k, int column,
                                                 int group) {
-  static_assert(Tile::kWeights % 16 == 0, "two CTAs copy whole eights");
+  constexpr bool kIsOneRun = Tile::kWeights == kRun;
+  static_assert(kIsOneRun || Tile::kWeights % (2 * kRun) == 0, "two CTAs copy whole runs");
   const int half = is_shared ? static_cast<int>(cluster_rank()) * (Tile::kWeights / 2) : 0;
-  const int eight = (column + half) / 8;
+  const int run = (column + (kIsOneRun ? 0 : half)) / kRun;
+  const int gates = kIsOneRun && half > 0 ? 1 : 0;
   if (is_shared) {
-    copy_box_to_ctas(target + 2 * half * Tile::kRowBytes, map, full, 3, k, 0, 0, eight, group);
+    copy_box_to_ctas(target + 2 * half * Tile::kRowBytes, map, full, 3, k, 0, gates, run, group);
   } else {
-    copy_box(target, map, full, k, 0, 0, eight, group);
+    copy_box(target, map, full, k, 0, 0, run, group);
   }
+}
+
+// Whether a weight may be row-major: the family has such weights, and the tile whole panels of it.
+template <typename Tile, typename Params>
+constexpr bool takes_row_major_b() {
+  if constexpr (Params::kTakesRowMajorB) return Tile::kTakesRowMajorB;
+  return false;
 }
 
 // Copies `a`, or the weight `b`, of all stages of a CTA; one lane of a warp does it. `kBlock` is
 // the depth of a stage, `group_step` the distance of groups in the map, 0 where all have one place.
-template <typename Tile, bool kWeight, int kBlock, bool kRowMajor = false, typename Params,
-          typename Storage, typename Buffers>
+// Why a row-major weight is known in the loop alone: a second loop would be compiled with a second
+// tile scheduler.
+template <typename Tile, bool kWeight, int kBlock, typename Params, typename Storage,
+          typename Buffers>
 __device__ __forceinline__ void copy_operand(const Params& params, Storage& storage,
                                              const Buffers& buffers, int group_step) {
   Storage& shared = kept_object(storage);
   const Buffers stages = {kept(buffers.base)};
   constexpr bool kIsGated = kWeight && Params::kIsGated;
+  constexpr bool kTakesPanels = kWeight && takes_row_major_b<Tile, Params>();
   constexpr int kCount = kWeight ? Tile::kWeights * (kIsGated ? 2 : 1) : Tile::kTokens;
   PipelineState<Tile::kStages> state;
   GemmScheduler<Tile, Params> scheduler(params);
@@ -117,12 +130,13 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
   const TensorMap* map = kWeight ? &params.b : &params.a;
   const TensorMap* edge = kWeight ? &params.b_edge : &params.a_edge;
   const bool is_chosen = elect_lane();
+  const bool is_row_major = kTakesPanels && params.has_row_major_b();
   for (GemmTile tile; scheduler.next(tile);) {
     const int row = kWeight ? tile.column : tile.token;
     const int group = group_step * (kWeight ? tile.b_group : tile.a_group);
     // Row-major panels always have all their columns, and gated rows all of a tile.
     const int existing = (kWeight ? params.p.columns : params.p.tokens) - row;
-    const OperandRows<kCount> rows(kRowMajor || kIsGated ? kCount : existing,
+    const OperandRows<kCount> rows(is_row_major || kIsGated ? kCount : existing,
                                    kWeight ? params.b_edge_rows : params.a_edge_rows);
     if (is_chosen) {
 #pragma unroll 1
@@ -133,11 +147,14 @@ __device__ __forceinline__ void copy_operand(const Params& params, Storage& stor
         mbarrier_arrive_expect_tx(full, rows.boxes * rows.box_rows * Tile::kRowBytes);
         const uint32_t target =
             kWeight == Tile::kSwapped ? stages.rows(state.stage) : stages.columns(state.stage);
-        if constexpr (kRowMajor) {
-          copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
-                                           group);
+        if (is_row_major) {
+          if constexpr (kTakesPanels) {
+            copy_weight_panels<Tile, kBlock>(target, map, full, is_shared, block * kBlock, row,
+                                             group);
+          }
         } else if constexpr (kIsGated) {
-          copy_gated_rows<Tile>(target, map, full, is_shared, block * kBlock, row, group);
+          copy_gated_rows<Tile, Params::kGatedRun>(target, map, full, is_shared, block * kBlock,
+                                                   row, group);
         } else {
           copy_operand_rows<Tile>(target, map, edge, full, is_shared, rows, block * kBlock, row,
                                   group);

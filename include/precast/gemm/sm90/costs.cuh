@@ -43,6 +43,24 @@ struct Gemm16Costs {
   double tile[16] = {673.0, 1980.0, 437.0, 316.0, 159.0, 255.0, 13.5, 4.3, 48.7, 23.7, 4020.0, 32.5, 751.0, 190.0, 1610.0, 4330.0};
 };
 
+// Of the GEMM of few tokens and 16-bit operands.
+struct Gemm16FewCosts {
+  double shared_bytes = 128.0;
+  double fill_bytes = 75.4;
+  double l2_bytes = 1220.0;
+  double dram_bytes = 2180.0;
+  double start = 5370.0;
+  double split_byte = 0.0177;
+  double share = 0.00115;
+  double pair = 39.3;
+  double used_by_4 = 0.459;
+  double used_by_8 = 0.433;
+  double missing = 0.00324;
+  double split[3] = {1.26, 162.0, 538.0};
+  double consumer[16] = {442.0, 460.0, 17.9, 47.4, 4.03, 0.184, 95.4, 31.9, 266.0, 62.0, 7.15, 30.2, 20.6, 158.0, 7.89, 65.9};
+  double tile[16] = {1580.0, 5170.0, 507.0, 197.0, 856.0, 193.0, 24.0, 9.88, 183.0, 66.0, 3300.0, 17.1, 176.0, 47.3, 401.0, 2060.0};
+};
+
 // Of the GEMM of e4m3 operands with scales of rows.
 struct ScaledGemmCosts {
   double shared_bytes = 128.0;
@@ -59,6 +77,24 @@ struct ScaledGemmCosts {
   double split[3] = {137.0, 869.0, 1550.0};
   double consumer[16] = {550.0, 98.8, 291.0, 288.0, 906.0, 286.0, 145.0, 9.69, 216.0, 12.1, 80.1, 248.0, 151.0, 30.8, 113.0, 66.2};
   double tile[16] = {6240.0, 4320.0, 2770.0, 2980.0, 6100.0, 2200.0, 1120.0, 1550.0, 1860.0, 1660.0, 2730.0, 3950.0, 2770.0, 2460.0, 5860.0, 8310.0};
+};
+
+// Of the GEMM of few tokens and e4m3 operands with scales of rows.
+struct ScaledGemmFewCosts {
+  double shared_bytes = 128.0;
+  double fill_bytes = 31200.0;
+  double l2_bytes = 50.2;
+  double dram_bytes = 2020.0;
+  double start = 4700.0;
+  double split_byte = 0.0398;
+  double share = 0.00996;
+  double pair = 1060.0;
+  double used_by_4 = 0.481;
+  double used_by_8 = 1.37;
+  double missing = 0.00769;
+  double split[3] = {218.0, 452.0, 2650.0};
+  double consumer[16] = {116.0, 113.0, 256.0, 107.0, 2250.0, 116.0, 132.0, 18.0, 259.0, 40.7, 333.0, 47.6, 34.0, 6.84, 133.0, 350.0};
+  double tile[16] = {5920.0, 2670.0, 3130.0, 2060.0, 2090.0, 1180.0, 580.0, 1400.0, 788.0, 871.0, 1530.0, 3970.0, 1070.0, 1850.0, 5470.0, 7110.0};
 };
 // clang-format on
 

@@ -185,8 +185,6 @@ class Fp8GemmEpilogue {
     finish(group, pairs);
     if constexpr (Tile::kSwapped) {
       write_swapped_group(group, pairs);
-    } else if (!has_vectors()) {
-      write_elements(group, pairs);
     } else if constexpr (kHasBuffer) {
       write_rows(group, pairs, rows, turn);
     } else {
@@ -203,12 +201,19 @@ class Fp8GemmEpilogue {
       const bool exists = has_token(token);
       const int column = tile_.column + 32 * group;
       if constexpr (kIsFloat) {
+        T* const to = place(token, column);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int at = column + 8 * j + 2 * q;
+          const int further = 8 * j + 2 * q;
           const float2 x = pairs[2 * j + half];
           if (32 * group + 8 * j >= Tile::kColumns) break;  // the tile ends in a group
-          if (exists && at < p_.columns) *reinterpret_cast<float2*>(place(token, at)) = x;
+          if (!exists || column + further >= p_.columns) continue;
+          if (has_vectors()) {
+            *reinterpret_cast<float2*>(to + further) = x;
+          } else {
+            to[further] = x.x;
+            if (column + further + 1 < p_.columns) to[further + 1] = x.y;
+          }
         }
       } else {
         uint32_t words[4];
@@ -300,7 +305,36 @@ class Fp8GemmEpilogue {
   __device__ __forceinline__ void write_words(uint32_t (&words)[4], int token, bool exists,
                                               int column) const {
     transpose_in_quad(words);
-    if (!exists || column >= p_.columns) return;
+    if (exists) write_eight(words, token, column);
+  }
+
+  // Writes a box of shared memory to the output, from this token and column on, as far as the tile
+  // has columns. Eights that lanes write at a time follow each other, so that rows are written as
+  // whole lines.
+  template <typename Box>
+  __device__ __forceinline__ void write_box(uint32_t box, int token, int column) const {
+    constexpr int kEights = Box::kColumns / 8;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < Box::kRows * kEights; i += 32) {
+      const int row = i / kEights, eight = i % kEights;
+      uint32_t words[4];
+      load_shared_words(words, box + Box::place(row, eight));
+      const bool in_tile =
+          Tile::kColumns % Box::kColumns == 0 || column + 8 * eight < tile_.column + Tile::kColumns;
+      if (in_tile && has_token(token + row)) write_eight(words, token + row, column + 8 * eight);
+    }
+  }
+  static __device__ __forceinline__ void load_shared_words(uint32_t (&words)[4], uint32_t address) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  }
+
+  // Writes eight columns of a token that exists, as far as these do.
+  __device__ __forceinline__ void write_eight(const uint32_t (&words)[4], int token,
+                                              int column) const {
+    if (column >= p_.columns) return;
     T* const to = place(token, column);
     if (has_vectors()) {
       *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -310,20 +344,6 @@ class Fp8GemmEpilogue {
     for (int i = 0; i < 8; ++i) {
       const uint32_t bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
       if (column + i < p_.columns) reinterpret_cast<uint16_t*>(to)[i] = uint16_t(bits);
-    }
-  }
-
-  // The same as write_vectors() where columns or rows do not come in whole vectors.
-  __device__ __forceinline__ void write_elements(int group, const Pairs& pairs) const {
-    const int first = tile_.column + 32 * group + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (32 * group + i / 2 * 8 >= Tile::kColumns) break;
-      const int token = tile_.token + row_ + i % 2 * 8, column = first + i / 2 * 8;
-      if (!has_token(token) || column >= p_.columns) continue;
-      T* const to = place(token, column);
-      to[0] = from_float<T>(pairs[i].x);
-      if (column + 1 < p_.columns) to[1] = from_float<T>(pairs[i].y);
     }
   }
 

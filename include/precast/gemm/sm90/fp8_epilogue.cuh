@@ -69,17 +69,16 @@ class Fp8BoxEpilogue : public Fp8GemmEpilogue<T, Tile> {
                                      first + Tile::Box::kRows <= end || first >= end;
       // Why a vote: the compiler knows then that all lanes take the same way. Where they may not,
       // it has no uniform registers for wgmma.
-      if (__all_sync(0xffffffffu, has_box)) {
-        const int columns = first < end ? this->p_.columns : 0;
-        write_boxes<T, typename Tile::Box, Tile::kBoxes, Tile::kBuffers>(
-            &this->params_.out, this->buffer_, kPart * Tile::kBoxes, this->tile_.column, first,
-            this->tile_.a_group, columns,
-            [&](int group, float2(&pairs)[8]) { this->take_pairs(sums, group, pairs); });
-        return;
-      }
-      finish_boxes();
+      const bool by_tma = __all_sync(0xffffffffu, has_box);
+      using Box = typename Tile::Box;
+      write_boxes<T, Box, Tile::kColumns, Tile::kBuffers, Tile::kBoxes>(
+          by_tma, &this->params_.out, this->buffer_, kPart * Tile::kBoxes, this->tile_.column,
+          first, this->tile_.a_group, first < end ? this->p_.columns : 0,
+          [&](int group, float2(&pairs)[8]) { this->take_pairs(sums, group, pairs); },
+          [&](uint32_t box, int column) { this->template write_box<Box>(box, first, column); });
+    } else {
+      this->write(sums);
     }
-    this->write(sums);
   }
 
   // Writes the sum over the CTAs of the cluster. The stages begin at `buffer`, `barrier` is the

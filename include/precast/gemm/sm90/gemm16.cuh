@@ -16,6 +16,7 @@ namespace precast {
 // The bias has the type of the operands.
 template <typename T, typename OutType>
 struct Gemm16Types {
+  using Problem = GemmParams;
   using Operand = T;
   using Bias = T;
   using Out = OutType;

@@ -17,6 +17,7 @@ constexpr Sm90TileShape kGemm16Tiles[] = {
 
 struct Gemm16Family : Sm90GemmFamily {
   using Costs = Gemm16Costs;
+  using FewCosts = Gemm16FewCosts;
   static constexpr int kTiles = sizeof(kGemm16Tiles) / sizeof(kGemm16Tiles[0]), kElementBytes = 2;
   static constexpr const Sm90TileShape& tile(int index) { return kGemm16Tiles[index]; }
 };
@@ -26,6 +27,7 @@ using Gemm16Choice = Sm90GemmChoice<Gemm16Family>;
 // half as many outputs as rows of the weight: whole boxes of 32 columns, and whole eights for each
 // of two CTAs that share the weight.
 struct GatedGemmFamily : Gemm16Family {
+  using FewCosts = Costs;  // its products of few tokens were not measured
   static constexpr bool has_kernel(int index) { return tile(index).weights() % 64 == 0; }
 };
 using GatedGemmChoice = Sm90GemmChoice<GatedGemmFamily>;

@@ -72,17 +72,18 @@ cudaError_t encode_gemm_matrix(TensorMap& map, DType dtype, const Matrix& matrix
 }
 
 // The map of a gated weight [groups, 2 * columns, depth], whose second half of the rows are gates
-// of the first. A copy takes both rows of `box_columns` columns of the output: eight of the first
-// half, then their gates, then the next eight. So sums of both are in the same thread, whether rows
-// of the weight are rows or columns of wgmma.
-template <typename Matrix>
+// of the first. A copy takes both rows of `box_columns` columns of the output: `kRun` of the first
+// half, then their gates, then the next run; or, of half a run, all rows or all gates. With runs of
+// eight, sums of both are in the same thread, whether rows of the weight are rows or columns of
+// wgmma.
+template <int kRun, typename Matrix>
 cudaError_t encode_gated_weight(TensorMap& map, DType dtype, const Matrix& matrix, int groups,
                                 int columns, int depth, int box_columns) {
   TensorMapShape shape;
   shape.dim(depth, 0, 128 / tensor_map_element_bytes(dtype))
-      .dim(8, matrix.row_stride, 8)
-      .dim(2, columns * matrix.row_stride, 2)
-      .dim(columns / 8, 8 * matrix.row_stride, box_columns / 8)
+      .dim(kRun, matrix.row_stride, kRun)
+      .dim(2, columns * matrix.row_stride, box_columns < kRun ? 1 : 2)
+      .dim(columns / kRun, kRun * matrix.row_stride, std::max(box_columns / kRun, 1))
       .dim(groups, matrix.group_stride, 1);
   shape.l2_bytes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   return encode_tensor_map(map, dtype, matrix.data, shape);
@@ -148,8 +149,9 @@ cudaError_t prepare_gemm(Params& params, const Choice& choice, DType dtype, int 
                                          shares_a ? Tile::kTokens / 2 : Tile::kTokens);
   if (error != cudaSuccess) return error;
   if constexpr (Params::kIsGated) {
-    error = encode_gated_weight(params.b, dtype, p.b, b_groups, p.columns, p.depth,
-                                shares_b ? Tile::kWeights / 2 : Tile::kWeights);
+    error =
+        encode_gated_weight<Params::kGatedRun>(params.b, dtype, p.b, b_groups, p.columns, p.depth,
+                                               shares_b ? Tile::kWeights / 2 : Tile::kWeights);
   } else if (params.has_row_major_b()) {  // of the columns, a stage's depth of 128 bytes
     constexpr int kBlock = 128 / Choice::Family::kElementBytes;
     error = encode_gemm_matrix(params.b, dtype, p.b, b_groups, p.depth, p.columns,

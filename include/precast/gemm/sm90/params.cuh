@@ -38,7 +38,7 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
   static constexpr bool kHasScales = false;  // of rows
   // Accumulators are those of a block of the depth; what is written are other registers.
   static constexpr bool kHasSumsOfBlocks = true;
-  static constexpr bool kIsGated = false;
+  static constexpr bool kIsGated = false, kTakesRowMajorB = false;
 
   // Whether the scales of four tokens, the first of them a multiple of four, lie in 16 bytes; and
   // whether this is true of all tiles' first tokens, so that those of a tile are one copy.
@@ -51,9 +51,10 @@ struct Sm90GemmParams : GemmLaunchParams<Fp8GemmParams> {
 
 // Those of operands without scales of blocks: `Types` as plain.cuh says.
 template <typename Types>
-struct PlainLaunchParams : GemmLaunchParams<GemmParams> {
+struct PlainLaunchParams : GemmLaunchParams<typename Types::Problem> {
   // Whether a column of the output is a function of two rows of the weight.
   static constexpr bool kIsGated = Types::kIsGated;
+  static constexpr int kGatedRun = 8;  // rows of the weight before their gates
   static constexpr bool kChoosesWeights = true, kHasBias = !kIsGated, kHasAnyRows = true;
   static constexpr bool kHasScales = Types::kHasScales;
   static constexpr bool kHasSumsOfBlocks = Types::kHasSumsOfBlocks;

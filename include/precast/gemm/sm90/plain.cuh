@@ -4,6 +4,7 @@
 // copies. Weights of 8 bits are [columns, depth]. `Types` are those of gemm16.cuh, gated.cuh or
 // scaled.cuh:
 //
+//   Problem                          GemmParams, or what derives from it
 //   Operand, Bias, Out               element types; both operands have one
 //   Family                           the tiles, and how one is chosen
 //   kHasScales                       whether the sums are multiplied by scales of rows
@@ -51,7 +52,7 @@ bool has_vector_rows(const GemmParams& p) {
 }
 
 template <typename Types, typename Tile>
-cudaError_t launch_plain_gemm_tile(const GemmParams& p, bool row_major_b,
+cudaError_t launch_plain_gemm_tile(const typename Types::Problem& p, bool row_major_b,
                                    const Sm90GemmChoice<typename Types::Family>& choice, int sms,
                                    bool enable_pdl, cudaStream_t stream) {
   using T = typename Types::Out;
@@ -109,7 +110,7 @@ constexpr int tile_of_panels(int tile) {
 // Launches the product on `stream` with one of the tiles that are swapped, or are not. The problem
 // is not empty, its depth is not 0, and the choice is legal for it.
 template <typename Types, bool kSwapped, int kTile = 0>
-cudaError_t launch_plain_gemm(const GemmParams& p, bool row_major_b,
+cudaError_t launch_plain_gemm(const typename Types::Problem& p, bool row_major_b,
                               const Sm90GemmChoice<typename Types::Family>& choice, int sms,
                               bool enable_pdl, cudaStream_t stream) {
   using Family = typename Types::Family;

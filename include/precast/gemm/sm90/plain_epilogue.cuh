@@ -3,9 +3,9 @@
 // TMA where rows are tokens and outputs have 16 bits. Each warp writes its 16 rows alone, 64
 // or 32 columns at a time, and goes on while TMA reads the last ones from shared memory.
 //
-// The last tile of a group may have rows of the next group, which TMA cannot leave out: a warp with
-// such rows writes from registers. So it does where rows of the output are no whole vectors,
-// because TMA writes 16 bytes at once, also behind the last column.
+// The last tile of a group may have rows of the next group, which TMA cannot leave out: the lanes
+// of a warp with such rows copy them from shared memory. So they do where rows of the output are no
+// whole vectors, because TMA writes 16 bytes at once, also behind the last column.
 //
 // Why not by the lanes from the same buffers: they wait until the SM takes what they store, and
 // 4096 x 4096 x 4096 took 1 % longer.
@@ -31,20 +31,22 @@ class PlainEpilogue : public Fp8GemmEpilogue<typename Types::Out, Tile, PlainLau
   // `buffers` are those of this warp in shared memory. All its lanes call it.
   __device__ __forceinline__ void write_tile(uint32_t buffers, const Acc& sums) const {
     if constexpr (sizeof(T) == 2 && Tile::kBuffers > 0) {
+      using Box = typename Tile::Box;
       const int first = this->tile_.token + warp_row();
       const bool is_whole =
-          this->p_.kind == TokenGroups::equal || first + Tile::Box::kRows <= this->tile_.token_end;
-      if (this->params_.stores_boxes && __all_sync(0xffffffffu, is_whole)) {
-        write_boxes<T, typename Tile::Box, Tile::kColumns / Tile::Box::kColumns, Tile::kBuffers, 1>(
-            &this->params_.out, buffers, 0, this->tile_.column, first, this->tile_.a_group,
-            this->p_.columns, [&](int group, typename Base::Pairs& pairs) {
-              this->take_pairs(sums, group, pairs);
-              this->finish(group, pairs);
-            });
-        return;
-      }
+          this->p_.kind == TokenGroups::equal || first + Box::kRows <= this->tile_.token_end;
+      const bool by_tma = this->params_.stores_boxes && __all_sync(0xffffffffu, is_whole);
+      write_boxes<T, Box, Tile::kColumns, Tile::kBuffers, 1>(
+          by_tma, &this->params_.out, buffers, 0, this->tile_.column, first, this->tile_.a_group,
+          this->p_.columns,
+          [&](int group, typename Base::Pairs& pairs) {
+            this->take_pairs(sums, group, pairs);
+            this->finish(group, pairs);
+          },
+          [&](uint32_t box, int column) { this->template write_box<Box>(box, first, column); });
+    } else {
+      this->write(sums);
     }
-    this->write(sums);
   }
 
  private:

@@ -33,11 +33,7 @@ class PlainProducer {
       copy_operand<Tile, false, kBlock>(params_, shared_, buffers_, params_.a_group_step);
     }
     if (warp == 2) {
-      if (!params_.has_row_major_b()) {
-        copy_operand<Tile, true, kBlock>(params_, shared_, buffers_, params_.b_group_step);
-      } else if constexpr (Params::kTakesRowMajorB && Tile::kTakesRowMajorB) {
-        copy_operand<Tile, true, kBlock, true>(params_, shared_, buffers_, params_.b_group_step);
-      }
+      copy_operand<Tile, true, kBlock>(params_, shared_, buffers_, params_.b_group_step);
     }
     __syncwarp();
   }

@@ -21,25 +21,28 @@ constexpr int plain_tile_buffer_bytes(int rows, int outputs, int buffers) {
 constexpr int plain_tile_outputs(int weights, bool is_gated) {
   return is_gated ? weights / 2 : weights;
 }
-template <int kRows, int kColumns, int kOutputs, int kBuffers>
+template <int kRows, int kColumns, int kCtas, int kOutputs, int kBuffers>
 constexpr int kStagesBesideBuffers =
-    Sm90GemmTile<kRows, kColumns, false, 0,
-                 plain_tile_buffer_bytes(kRows, kOutputs, kBuffers)>::kStages;
+    Sm90GemmTile<kRows, kColumns, false, 0, plain_tile_buffer_bytes(kRows, kOutputs, kBuffers),
+                 kCtas>::kStages;
 // Two buffers for each warp, unless they take the place of a stage. Those that a tile does not
-// write equally often would be written again before TMA has read them. None if boxes would not fill
-// the columns that a tile writes.
-template <int kRows, int kColumns, bool kIsSwapped, int kOutputs>
-constexpr int kStoreBuffers = kIsSwapped || kOutputs % store_box_columns(kOutputs) != 0 ? 0
-                              : kOutputs / store_box_columns(kOutputs) % 2 != 0         ? 1
-                              : kStagesBesideBuffers<kRows, kColumns, kOutputs, 1> ==
-                                      kStagesBesideBuffers<kRows, kColumns, kOutputs, 2>
+// write equally often would be written again before TMA has read them. Columns that end in a box
+// have one buffer, or none if it would take the place of a stage.
+template <int kRows, int kColumns, bool kIsSwapped, int kCtas, int kOutputs>
+constexpr int kStoreBuffers = kIsSwapped ? 0
+                              : kOutputs % store_box_columns(kOutputs) != 0
+                                  ? (kStagesBesideBuffers<kRows, kColumns, kCtas, kOutputs, 0> ==
+                                     kStagesBesideBuffers<kRows, kColumns, kCtas, kOutputs, 1>)
+                              : kOutputs / store_box_columns(kOutputs) % 2 != 0 ? 1
+                              : kStagesBesideBuffers<kRows, kColumns, kCtas, kOutputs, 1> ==
+                                      kStagesBesideBuffers<kRows, kColumns, kCtas, kOutputs, 2>
                                   ? 2
                                   : 1;
 
 // If it is gated, kWeights are the columns of its outputs, each of two rows of the weight.
 template <int kRowsOf, int kColumnsOf, bool kIsSwapped, int kCtas, bool kIsGated = false,
           int kOutputs = plain_tile_outputs(kColumnsOf, kIsGated),
-          int kBuffersOf = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped, kOutputs>>
+          int kBuffersOf = kStoreBuffers<kRowsOf, kColumnsOf, kIsSwapped, kCtas, kOutputs>>
 struct PlainTile : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
                                 plain_tile_buffer_bytes(kRowsOf, kOutputs, kBuffersOf), kCtas> {
   // What a warp writes at a time.
@@ -51,7 +54,6 @@ struct PlainTile : Sm90GemmTile<kRowsOf, kColumnsOf, kIsSwapped, 0,
       fp8_tile_overlaps(kRowsOf, kColumnsOf) && (kCtas < 3 || kColumnsOf < 64);
   // A row-major weight is copied by panels of 128 bytes of columns; wgmma of 8 bits has none.
   static constexpr bool kTakesRowMajorB = !kIsGated && kWeights % kPanelColumns == 0;
-  static_assert(kOutputs % Box::kColumns == 0 || kBuffers == 0, "a row of boxes is a tile's");
 };
 
 #endif  // PRECAST_SM

@@ -21,17 +21,16 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-template <typename Tile>
+template <typename Tile, typename Params = Sm90GemmParams>
 class Fp8GemmProducer {
  public:
   // That fill a stage, besides the bytes of the copies: of the two operands, and of the scales of
   // tokens and weight, or of each lane that copies some of them.
-  static __device__ __forceinline__ uint32_t arrivals(const Sm90GemmParams& params) {
-    return params.has_scales_in_row ? 2 + 1 + kWeightScales : 2 + 32;
+  static __device__ __forceinline__ uint32_t arrivals(const Params& params) {
+    return has_scales_in_row(params) ? 2 + 1 + kWeightScales : 2 + 32;
   }
 
-  __device__ __forceinline__ Fp8GemmProducer(const Sm90GemmParams& params,
-                                             Fp8GemmStorage<Tile>& shared,
+  __device__ __forceinline__ Fp8GemmProducer(const Params& params, Fp8GemmStorage<Tile>& shared,
                                              Sm90GemmBuffers<Tile> buffers)
       : params_(params), p_(params.p), shared_(shared), buffers_(buffers) {}
 
@@ -39,7 +38,9 @@ class Fp8GemmProducer {
     if (warp == 0) {
       copy_operand<Tile, false, kFp8Block>(params_, shared_, buffers_, 1);
     } else if (warp == 1) {
-      if (params_.has_scales_in_row) {
+      if constexpr (Params::kIsGated) {
+        copy_scales();
+      } else if (params_.has_scales_in_row) {
         copy_rows_of_scales();
       } else if (p_.a_scale.packed) {
         unpack_scales();
@@ -48,20 +49,25 @@ class Fp8GemmProducer {
       }
     } else if (warp == 2) {
       copy_operand<Tile, true, kFp8Block>(params_, shared_, buffers_, 1);
-    } else if (params_.has_scales_in_row) {
-      copy_scales_of_weight();
+    } else if (has_scales_in_row(params_)) {
+      if constexpr (!Params::kIsGated) copy_scales_of_weight();
     }
     __syncwarp();
   }
 
  private:
+  // Groups of a gated weight begin anywhere, and its scales are not packed.
+  static __device__ __forceinline__ bool has_scales_in_row(const Params& params) {
+    return !Params::kIsGated && params.has_scales_in_row;
+  }
+
   // Where the scales of a block's tokens lie in a row, one lane copies them all at once, in
   // multiples of 16 bytes: what is read behind the last token lies in the same 16 bytes, and no
   // output depends on it.
   __device__ __forceinline__ void copy_rows_of_scales() {
     Fp8GemmStorage<Tile>& shared = kept_object(shared_);
     PipelineState<Tile::kStages> state;
-    GemmScheduler<Tile> scheduler(params_);
+    GemmScheduler<Tile, Params> scheduler(params_);
     const DepthRange depth(params_);
     const bool is_chosen = elect_lane();
     for (GemmTile tile; scheduler.next(tile);) {
@@ -94,7 +100,7 @@ class Fp8GemmProducer {
     const int last_block = ceil_div(p_.columns, kFp8Block) - 1;
     Fp8GemmStorage<Tile>& shared = kept_object(shared_);
     PipelineState<Tile::kStages> state;
-    GemmScheduler<Tile> scheduler(params_);
+    GemmScheduler<Tile, Params> scheduler(params_);
     const DepthRange depth(params_);
     for (GemmTile tile; scheduler.next(tile);) {
       const int column_block = min(tile.column / kFp8Block + lane, last_block);
@@ -120,17 +126,19 @@ class Fp8GemmProducer {
     const int lane = threadIdx.x % 32;
     const int column_blocks = ceil_div(p_.columns, kFp8Block);
     PipelineState<Tile::kStages> state;
-    GemmScheduler<Tile> scheduler(params_);
+    GemmScheduler<Tile, Params> scheduler(params_);
     const DepthRange depth(params_);
     for (GemmTile tile; scheduler.next(tile);) {
       const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride +
                               depth.begin * p_.a_scale.depth_stride;
       const bool by_four = params_.has_four_scales && tile.token % 4 == 0;
-      const int column_block = tile.column / kFp8Block + lane;
+      // The second one is the block behind the first, or that of its gates.
+      const int column_block = tile.column / kFp8Block + (Params::kIsGated ? 0 : lane);
       const bool has_weight = lane < 2 && column_block < column_blocks;
+      const int weight_block = column_block + (Params::kIsGated ? lane * column_blocks : 0);
       const float* of_weight = p_.b_scale.data + tile.b_group * p_.b_scale.group_stride +
                                depth.begin * p_.b_scale.depth_stride +
-                               (has_weight ? column_block : 0) * p_.b_scale.block_stride;
+                               (has_weight ? weight_block : 0) * p_.b_scale.block_stride;
 #pragma unroll 1
       for (int block = depth.begin; block < depth.end; ++block) {
         shared_.stages.wait_empty(state, "an empty stage for the scales");
@@ -156,7 +164,7 @@ class Fp8GemmProducer {
     constexpr int kOfLane = ceil_div(Tile::kTokens, 32);
     const int lane = threadIdx.x % 32;
     PipelineState<Tile::kStages> state;
-    GemmScheduler<Tile> scheduler(params_);
+    GemmScheduler<Tile, Params> scheduler(params_);
     const DepthRange depth(params_);
     for (GemmTile tile; scheduler.next(tile);) {
       const float* of_group = p_.a_scale.data + tile.a_group * p_.a_scale.group_stride;
@@ -225,7 +233,7 @@ class Fp8GemmProducer {
   // Of a tile: it may begin in one block of columns and end in the next.
   static constexpr int kWeightScales = kFp8Block % Tile::kWeights == 0 ? 1 : 2;
 
-  const Sm90GemmParams& params_;
+  const Params& params_;
   const Fp8GemmParams& p_;
   Fp8GemmStorage<Tile>& shared_;
   Sm90GemmBuffers<Tile> buffers_;

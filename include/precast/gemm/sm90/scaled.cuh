@@ -16,6 +16,7 @@ namespace precast {
 // The bias has the type of the output.
 template <typename OutType>
 struct ScaledGemmTypes {
+  using Problem = GemmParams;
   using Operand = e4m3;
   using Bias = OutType;
   using Out = OutType;

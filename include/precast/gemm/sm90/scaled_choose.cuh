@@ -17,6 +17,7 @@ constexpr Sm90TileShape kScaledGemmTiles[] = {
 
 struct ScaledGemmFamily : Sm90GemmFamily {
   using Costs = ScaledGemmCosts;
+  using FewCosts = ScaledGemmFewCosts;
   static constexpr int kTiles = sizeof(kScaledGemmTiles) / sizeof(kScaledGemmTiles[0]);
   static constexpr int kElementBytes = 1;
   static constexpr const Sm90TileShape& tile(int index) { return kScaledGemmTiles[index]; }

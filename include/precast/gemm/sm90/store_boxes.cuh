@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outputs of 16 bits that a consumer warp of a GEMM for sm_90a writes by TMA: boxes of its 16 rows,
-// which it brings in order in shared memory and leaves to TMA while it goes on.
+// Outputs of 16 bits that a consumer warp of a GEMM for sm_90a writes: boxes of its 16 rows, which
+// it brings in order in shared memory and leaves to TMA while it goes on. What TMA cannot write,
+// the lanes copy from there. Why from there: a second way from the registers to memory would be
+// compiled for every column of every tile.
 #pragma once
 
 #include "precast/core/mma.cuh"
@@ -31,16 +33,19 @@ constexpr int store_box_columns(int columns) { return columns % 64 == 0 ? 64 : 3
 
 #if defined(__CUDACC__)
 
-// Writes `kBoxes` boxes side by side, the first of them at these coordinates of the map; columns
-// from `columns` on do not exist. take(group, pairs) gives a lane's pairs of sums of 32 columns, in
-// the order of the accumulator of wgmma. `buffers` are kBuffers boxes of this warp, of which
-// `first` is the next one; kAtOnce boxes are stored together. All lanes call it; behind the last
-// call, finish_boxes().
-template <typename T, typename Box, int kBoxes, int kBuffers,
-          int kAtOnce = (kBoxes < kBuffers ? kBoxes : kBuffers), typename Take>
-__device__ __forceinline__ void write_boxes(const TensorMap* map, uint32_t buffers, int first,
-                                            int column, int row, int group, int columns,
-                                            const Take& take) {
+// Writes `kColumns` columns as boxes side by side, the first of them at these coordinates of the
+// map; columns from `columns` on do not exist. take(group, pairs) gives a lane's pairs of sums of
+// 32 columns, in the order of the accumulator of wgmma. `buffers` are kBuffers boxes of this warp,
+// of which `first` is the next one; kAtOnce boxes are stored together. Without `by_tma`, which is
+// the same in all lanes, and where the columns end in a box, copy(box, column) writes the box in
+// shared memory at that address by all lanes. All lanes call it; behind the last call,
+// finish_boxes().
+template <typename T, typename Box, int kColumns, int kBuffers, int kAtOnce, typename Take,
+          typename Copy>
+__device__ __forceinline__ void write_boxes(bool by_tma, const TensorMap* map, uint32_t buffers,
+                                            int first, int column, int row, int group, int columns,
+                                            const Take& take, const Copy& copy) {
+  constexpr int kBoxes = ceil_div(kColumns, Box::kColumns);
   static_assert(kBuffers % kAtOnce == 0 && kBoxes % kAtOnce == 0, "boxes take turns in buffers");
   // stmatrix takes the address of a row from each lane: rows 0 .. 7 and 8 .. 15 of eight columns,
   // then those of the next eight.
@@ -70,14 +75,24 @@ __device__ __forceinline__ void write_boxes(const TensorMap* map, uint32_t buffe
         }
       }
     }
-    fence_shared_for_async();
+    const bool is_stored = by_tma && (begin + kAtOnce) * Box::kColumns <= kColumns;
+    if (is_stored) fence_shared_for_async();
     __syncwarp();
+    if (!is_stored) {
+#pragma unroll 1
+      for (int box = 0; box < kAtOnce; ++box) {
+        copy(here + box * Box::kBytes, column + (begin + box) * Box::kColumns);
+      }
+      __syncwarp();
+    }
     if (is_chosen) {
 #pragma unroll
       for (int box = 0; box < kAtOnce; ++box) {
         const int at = column + (begin + box) * Box::kColumns;
-        if (at < columns) store_box(map, here + box * Box::kBytes, at, row, group);
+        if (is_stored && at < columns) store_box(map, here + box * Box::kBytes, at, row, group);
       }
+      // Why also where lanes have copied: a buffer is free when the groups before the last are
+      // done.
       commit_stores();
     }
   }

@@ -32,6 +32,8 @@ struct Sm90GemmTile {
   // A consumer warpgroup computes every second 64 rows, one after the other, if there are more.
   static constexpr int kConsumers = kRows < 128 ? 1 : 2;
   static constexpr int kParts = kRows / (64 * kConsumers);
+  // How much further a part begins than the one before.
+  static constexpr int kPartRows = 64 * kConsumers, kPartColumns = 0;
   static constexpr int kThreads = 128 * kConsumers;  // of the consumers
   static constexpr int kCtaThreads = 128 + kThreads;
   static constexpr int kConsumerWarps = 4 * kConsumers;

@@ -25,6 +25,7 @@ namespace precast {
 
 template <typename OutType>
 struct W4Types {
+  using Problem = W4GemmParams;
   using Operand = bf16;
   using Bias = bf16;
   using Out = OutType;

@@ -17,6 +17,9 @@ from precast._ops.moe.moe_sort import CHUNK, MAX_EXPERTS, chunks_of
 
 _HALVES = (torch.bfloat16, torch.float16)
 _E4M3 = torch.float8_e4m3fn
+#: With fewer rows of an expert, most of a tile of the product with scales of blocks and SwiGLU
+#: would be empty.
+FUSED_ROWS = 32
 #: Addresses of the parts of a workspace are multiples of this; that of one by the caller of 128.
 _ALIGNMENT, _GIVEN_ALIGNMENT = 256, 128
 
@@ -102,11 +105,23 @@ def function_of(
 
 
 def is_fused(
-    mode: Mode, function: ActivationType, device: torch.device, bias: torch.Tensor | None
+    mode: Mode,
+    function: ActivationType,
+    device: torch.device,
+    bias: torch.Tensor | None,
+    rows: float,
 ) -> bool:
-    """Whether a kernel computes the first product and the function at once."""
+    """Whether a kernel computes the first product and the function at once.
+
+    ``rows`` are those of an expert on average. With scales of blocks, that kernel has no tiles for
+    few of them.
+    """
+    if not is_hopper(device):
+        return False
+    if mode is Mode.HALF:
+        return function.is_gated
     is_swiglu = function is ActivationType.Swiglu and bias is None
-    return mode is Mode.HALF and is_swiglu and is_hopper(device)
+    return mode is Mode.FP8_BLOCKS and is_swiglu and rows >= FUSED_ROWS
 
 
 class Sizes(NamedTuple):
@@ -242,6 +257,7 @@ class Call(NamedTuple):
     function: ActivationType
     is_fused: bool  # whether the first product computes the function
     sizes: Sizes
+    ranks: int  # that have the experts
     layout: Scratch
     total: int  # bytes
     few: Scratch | None  # where two launches compute it: only `active`, which is in `total`

@@ -13,7 +13,6 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.export import op
-from precast._ops.gemm._gated import GROUPED_SWIGLU
 from precast._ops.gemm._w4 import COLUMNS, DEPTH
 from precast._ops.gemm.fp8_grouped import group_gemm_fp8_nt_groupwise
 from precast._ops.gemm.grouped_mm import grouped_mm_bf16
@@ -43,6 +42,8 @@ from precast._ops.moe._experts import (
 )
 from precast._ops.moe._few_tokens import FEW_TOKENS, fits, is_faster
 from precast._ops.moe._fused_reference import cutlass_fused_moe_reference
+from precast._ops.moe._gated import GROUPED_GATED
+from precast._ops.moe._gated_fp8 import GROUPED_SWIGLU_FP8
 from precast._ops.moe._rows import EPS, GROUP
 from precast._ops.moe.enums import ActivationType
 from precast._ops.moe.moe_activation import ACTIVATION
@@ -166,9 +167,12 @@ def _run(
     alpha = scales[4] if mode is Mode.INT4 else None
     differs = mode is Mode.FP8 or any(t is not None for t in (fc1_bias, *numbers, alpha))
     of_rows = s.first, s.row_experts if differs else None, s.offsets, act, fc1_bias, *numbers
-    if call.is_fused:
+    # Tactics of the product with scales of blocks are none of that with the function.
+    is_fused = call.is_fused and (mode is Mode.HALF or tactics[0] < 0)
+    if is_fused and mode is Mode.HALF:
         PERMUTE.launch(x, s.rows, s.tokens, pdl)
-        GROUPED_SWIGLU.launch(s.tokens, fc1, s.offsets, s.active, tactics[0])
+        of_sums = act, fc1_bias, *numbers
+        GROUPED_GATED.launch(s.tokens, fc1, s.offsets, *of_sums, s.active, tactics[0])
         _multiply(s.active, fc2, (), s.offsets, s.second, tactics[1])
         scale = None
     elif mode in (Mode.HALF, Mode.MXFP4):
@@ -195,16 +199,22 @@ def _run(
     else:
         of_fc1, of_fc2 = (scale.mT for scale in scales)
         PERMUTE_QUANT.launch(x, s.rows, s.tokens, s.token_scales, pdl)
-        group_gemm_fp8_nt_groupwise(
-            *(s.tokens, fc1, s.token_scales.mT, of_fc1, s.offsets), out=s.first, choice=tactics[0]
-        )
         active_scales = s.active_scales.mT
-        ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, active_scales, pdl)
+        if is_fused:
+            GROUPED_SWIGLU_FP8.launch(
+                *(s.tokens, fc1, s.token_scales, scales[0], s.offsets, s.active, active_scales),
+                *(EPS, -1),
+            )
+        else:
+            of_tokens = s.tokens, fc1, s.token_scales.mT, of_fc1, s.offsets
+            group_gemm_fp8_nt_groupwise(*of_tokens, out=s.first, choice=tactics[0])
+            ACTIVATION.launch(*of_rows, None, None, False, EPS, s.active, active_scales, pdl)
         group_gemm_fp8_nt_groupwise(
             *(s.active, fc2, active_scales, of_fc2, s.offsets), out=s.second, choice=tactics[1]
         )
         scale = None
-    FINALIZE.launch(s.second, s.rows, weights, s.row_experts, scale, output, fc2_bias, pdl)
+    of_rows = s.second, s.rows, weights, s.row_experts, scale
+    FINALIZE.launch(*of_rows, output, fc2_bias, call.ranks, pdl)
 
 
 def _multiply(
@@ -407,8 +417,7 @@ def cutlass_fused_moe(
 
     - ``input``, weights and ``output_dtype`` are all bfloat16 or all float16. The results of both
       products and of the activation are rounded to it; those of the first product are not on
-      compute capability 9.0 with Swiglu, without its numbers and without ``fc1_expert_biases``,
-      where one kernel computes both.
+      compute capability 9.0 with a gated function, where one kernel computes both.
     - ``input`` and weights are float8_e4m3fn. ``quant_scales``, float32, are the factor of the
       first product of each expert ``[experts]``, what activations are multiplied by before they are
       rounded (one number, or ``[experts]``), the factor of the second product ``[experts]``, and
@@ -416,7 +425,10 @@ def cutlass_fused_moe(
     - ``use_deepseek_fp8_block_scale``: ``input`` is bfloat16 or float16, weights float8_e4m3fn.
       ``quant_scales`` are those of the weights in blocks of 128 x 128, float32: ``[experts,
       ceil(2 inter / 128), hidden / 128]`` and ``[experts, hidden / 128, inter / 128]``. Tokens and
-      activations are quantised as :func:`moe_permute_quant` does.
+      activations are quantised as :func:`moe_permute_quant` does. The results of the first product
+      are rounded to ``output_dtype``; they are not on compute capability 9.0 with Swiglu, without
+      its numbers and without ``fc1_expert_biases``, if an expert has at least 48 rows on average,
+      where one kernel computes both, unless ``profile_ids`` are given.
     - ``use_w4_group_scaling``: ``input`` and ``output_dtype`` are bfloat16, weights uint8 with two
       e2m1 numbers in a byte, as :func:`interleave_moe_weights_for_sm90_mixed_gemm` returns them.
       ``quant_scales`` are the ue8m0 scales of both weights as
@@ -577,7 +589,8 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
     layout, total = scratch_layout(mode, x.dtype, output_dtype, sizes)
     if t["workspace_buffer"] is not None and not torch.compiler.is_compiling():
         check_workspace(_NAME, t["workspace_buffer"], x, total)
-    fused = is_fused(mode, function, x.device, t["fc1_expert_biases"])
+    of_expert = sizes.rows / (experts * options.ep[0])
+    fused = is_fused(mode, function, x.device, t["fc1_expert_biases"], of_expert)
     can_be_few = (
         mode in (Mode.HALF, Mode.FP8_BLOCKS)
         and function is ActivationType.Swiglu
@@ -588,7 +601,7 @@ def _checked(options: Options, quant_scales: tuple[torch.Tensor, ...], **t: Any)
         and fits(tokens, slots, experts, hidden, sizes.inter, fc2.element_size())
     )
     few = few_layout(mode, x.dtype, sizes) if can_be_few else None
-    return Call(mode, function, fused, sizes, layout, total, few)
+    return Call(mode, function, fused, sizes, options.ep[0], layout, total, few)
 
 
 @precast_api

@@ -57,6 +57,7 @@ def _check(
     scale: torch.Tensor | None,
     out: torch.Tensor,
     bias: torch.Tensor | None,
+    ranks: int,
 ) -> None:
     check_matrix(export, "input", input, VECTOR)
     check_matrix(export, "out", out, VECTOR)
@@ -68,6 +69,8 @@ def _check(
         scale=scale,
         bias=bias,
     )
+    if ranks < 1:
+        raise ValueError(f"{export}: ranks must be in [1, 2147483647], got {ranks}")
     if row_experts is None and (scale is not None or bias is not None):
         raise ValueError(f"{export}: row_experts must be given with scale or bias, got None")
 
@@ -76,8 +79,8 @@ _BOTH = Both.of(
     "moe_finalize",
     "input:T=bf16|f16[count,columns] permuted_rows:i32[tokens,slots] weights?:f32[tokens,slots] "
     "row_experts?:i32[count] scale?:f32[experts] out!:U=bf16|f16[tokens,columns] "
-    "bias?:U[experts,columns] enable_pdl:pdl",
-    reference=lambda input, permuted_rows, weights, row_experts, scale, bias: (
+    "bias?:U[experts,columns] ranks:int enable_pdl:pdl",
+    reference=lambda input, permuted_rows, weights, row_experts, scale, bias, ranks: (
         moe_finalize_reference(
             *(input, permuted_rows, weights, row_experts, scale, bias, torch.float32)
         )
@@ -146,6 +149,7 @@ def moe_finalize(
     out_dtype: torch.dtype | None = None,
     enable_pdl: bool | None = None,
     backend: str = "auto",
+    ranks: int = 1,
 ) -> torch.Tensor:
     r"""Add up the rows that the experts of each token computed, weighted.
 
@@ -179,6 +183,10 @@ def moe_finalize(
         of bfloat16 is legal, bfloat16 for one of float16 is not. Default: a new tensor.
     out_dtype : torch.dtype, optional
         The dtype of a new ``out``. Default: that of ``input``.
+    ranks : int
+        Over how many GPUs experts are spread, so that only a part of a token's rows is here. It
+        changes no number: where few rows of a token are here, another kernel gives them sooner.
+        Default: 1.
 
     Returns
     -------
@@ -206,5 +214,5 @@ def moe_finalize(
         out = input.new_empty(permuted_rows.shape[0], input.shape[1], dtype=out_dtype)
     check_out("moe_finalize", out, out_dtype)
     export = _BOTH.cuda if backend == "auto" or backend == "cuda" else _BOTH.other(backend)
-    export.launch(input, permuted_rows, weights, row_experts, scale, out, bias, enable_pdl)
+    export.launch(input, permuted_rows, weights, row_experts, scale, out, bias, ranks, enable_pdl)
     return out
