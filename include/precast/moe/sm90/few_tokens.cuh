@@ -27,6 +27,7 @@ constexpr int kFewBlockBytes = kFewTileRows * kExpertGroup;
 constexpr int kFewStageBytes = kFewBlocks * kFewBlockBytes;
 constexpr int kFewTokenBytes = kFewTokens * kExpertGroup;  // of a block of tokens: one atom
 constexpr int kFewConsumers = 4, kFewProducer = 4;         // warps; the index of a warp
+constexpr int kFewMaxSharedSm90 = 227 * 1024 - 1024;       // of a CTA, less mbarriers and scales
 static_assert(kFewTokenBytes == 1024 && kFewBlockBytes % 1024 == 0, "atoms of the swizzle");
 
 struct FewTokensSm90Params {

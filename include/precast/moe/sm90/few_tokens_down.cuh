@@ -22,6 +22,11 @@ constexpr int kFewDownStages = 5;
 constexpr int kFewLoaders = 4;  // warps
 constexpr int kFewDownThreads = (kFewProducer + 1 + kFewLoaders) * kWarpSize;
 static_assert(kFewDownThreads >= kFewThreads, "find_route()");
+static_assert(kFewDownStages * (kFewStageBytes + kFewBlocks * kFewTokenBytes) +
+                      kMaxFewPairs * kFewTileRows * int(sizeof(float)) +
+                      int(sizeof(FewTokensRoute)) <=
+                  kFewMaxSharedSm90,
+              "every size that the binding takes has place");
 
 // Writes h of an expert's tokens to a stage: `count` blocks of 128 columns from `block` on,
 // quantised, to `to`, and their scales times those of the weights, which begin at `of_weights`, to
@@ -107,12 +112,12 @@ __global__ __launch_bounds__(kFewDownThreads, 1) void MoeFewTokensDownSm90Kernel
   const int count = __syncthreads_count(has_result);
 
   const int ctas = static_cast<int>(cluster_size()), rank = static_cast<int>(cluster_rank());
-  const int first_column = static_cast<int>(cluster_id()) * kFewTileRows;
+  const int first_column = static_cast<int>(blockIdx.x) / ctas * kFewTileRows;
   const int columns = kFewTileRows / ctas;  // of this CTA
   const int blocks = p.inter / kExpertGroup;
   const int each = (blocks + kFewBlocks - 1) / kFewBlocks;  // stages of an expert
   const int experts = max(route.count - rank + ctas - 1, 0) / ctas;
-  if (threadIdx.x == 0) mbarrier_arrive_expect_tx(&all_results, count * columns * 4);
+  if (ctas > 1 && threadIdx.x == 0) mbarrier_arrive_expect_tx(&all_results, count * columns * 4);
   cluster_wait();
   if (warp < kFewConsumers) {
     const uint32_t weights = shared_address(few_tokens_sm90_shared);
@@ -143,8 +148,13 @@ __global__ __launch_bounds__(kFewDownThreads, 1) void MoeFewTokensDownSm90Kernel
         const int pair = route.pair[rank + i * ctas][lane % 4 * 2 + j % 2];
         if (pair == kNoPair) continue;
         const int row = warp * 16 + lane / 4 + j / 2 * 8, owner = row / columns;
-        store_async(reinterpret_cast<uint32_t*>(results + pair * columns + row - owner * columns),
-                    &all_results, owner, __float_as_uint(sum[j]));
+        float* result = results + pair * columns + row - owner * columns;
+        if (ctas == 1) {
+          *result = sum[j];
+        } else {
+          store_async(reinterpret_cast<uint32_t*>(result), &all_results, owner,
+                      __float_as_uint(sum[j]));
+        }
       }
     }
   } else if (warp == kFewProducer) {
@@ -179,7 +189,11 @@ __global__ __launch_bounds__(kFewDownThreads, 1) void MoeFewTokensDownSm90Kernel
       mbarrier_arrive_of_warp(&stages.full[state.stage]);
     }
   }
-  mbarrier_wait_parity(&all_results, 0, "the results of the cluster");
+  if (ctas == 1) {
+    __syncthreads();
+  } else {
+    mbarrier_wait_parity(&all_results, 0, "the results of the cluster");
+  }
 
   for (int unit = threadIdx.x; unit < p.tokens * columns; unit += kFewDownThreads) {
     const int token = unit / columns, column = unit - token * columns;

@@ -17,6 +17,11 @@ namespace precast {
 
 constexpr int kFewUpStages = 6;
 constexpr int kFewUpColumns = kFewTileRows / 2;  // of h, of a tile
+static_assert(kFewUpStages * kFewStageBytes + kMaxFewShared +
+                      kMaxFewShared / kExpertGroup * int(sizeof(float)) +
+                      int(sizeof(FewTokensRoute)) <=
+                  kFewMaxSharedSm90,
+              "every size that the binding takes has place");
 
 // The bytes of tokens in shared memory: whole stages.
 PRECAST_HOST_DEVICE inline int few_up_token_bytes(int hidden) {

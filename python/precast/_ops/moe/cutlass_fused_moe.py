@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from precast._base.device import is_hopper
 from precast._base.torch import torch
 from precast._op.export import op
 from precast._ops.gemm._gated import GROUPED_SWIGLU
@@ -516,7 +517,8 @@ def cutlass_fused_moe(
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
     few = call.few if profile_ids is None else None
     # Why not with what is remembered: that is about what is legal, this about what is fast.
-    if few is not None and is_faster(*sizes[:5], fc2_expert_weights.element_size()):
+    item = fc2_expert_weights.element_size()
+    if few is not None and is_faster(*sizes[:5], item, is_hopper(input.device)):
         h = scratch_of(workspace_buffer, input, few, call.total).active
         FEW_TOKENS.launch(
             *(input, token_selected_experts, token_final_scales, fc1_expert_weights),
