@@ -3,11 +3,14 @@
 // weighted sum (moe/sm90/few_tokens.cuh).
 //
 // Threads  a cluster has 64 columns of out; each of its CTAs multiplies every n-th expert of them.
-//          Warps behind the producer quantise h, each every fourth stage.
+//          Warps behind the producer quantise h, each every fourth stage. There is one CTA where
+//          one expert is all that tokens can have, or where two would not all have an SM.
 // Sums     The results of pairs go to the CTA that has their columns, which adds up the slots of a
 //          token in their order. So sums depend on `inter` and on the slots alone.
 // Traffic  reads fc2 of the experts that tokens have once; the CTAs of each 64 columns read h once.
 //          With PDL, the first stages are filled while the first kernel still runs.
+// Measured 2026-11-28 on an H200, 128 experts [768, 2048], eight tokens, without PDL: 27.1 us for
+//          81 MB
 #pragma once
 
 #include "precast/core/math.cuh"

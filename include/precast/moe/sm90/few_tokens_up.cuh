@@ -6,6 +6,8 @@
 //          of eight, so that the accumulators of a lane hold `up` and `gate` of the same numbers.
 // Sums     in the order of the depth, so that they depend on `hidden` alone
 // Traffic  reads fc1 of the experts that tokens have once; every CTA reads x and the routing
+// Measured 2026-11-28 on an H200, 128 experts [768, 2048], eight tokens, without PDL: 45.2 us for
+//          163 MB
 #pragma once
 
 #include "precast/core/math.cuh"

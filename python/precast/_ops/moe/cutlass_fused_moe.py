@@ -436,9 +436,9 @@ def cutlass_fused_moe(
       expert, float32 ``[experts]``, or without elements: 1. Products and activations are bfloat16
       before they are multiplied.
 
-    Up to eight tokens whose experts have at most 48 MiB of FP8 or 144 MiB of 16-bit weights, if no
-    two tokens have the same one, take two launches in the place of six where the function is Swiglu
-    without biases, weights have 16 bits or scales of blocks,
+    Up to eight tokens whose experts have at most 48 MiB of FP8 (288 MiB on compute capability 9.0)
+    or 144 MiB of 16-bit weights, if no two tokens have the same one, take two launches in the place
+    of six where the function is Swiglu without biases, weights have 16 bits or scales of blocks,
     ``output_dtype`` is that of ``input``, sizes are multiples of 128, all tokens have at most 128
     slots, and tokens and activations fit into shared memory: eight tokens, and ``tokens * slots *
     inter`` numbers of the weights' type, have at most 72 KiB. They round in the same places.
