@@ -17,8 +17,8 @@ from precast._ops.moe import _few_tokens
 @pytest.fixture
 def two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """cutlass_fused_moe takes two launches wherever it can."""
-    for item in _few_tokens.FASTER_UP_TO_BYTES:
-        monkeypatch.setitem(_few_tokens.FASTER_UP_TO_BYTES, item, 1 << 62)
+    for key in _few_tokens.FASTER_UP_TO_BYTES:
+        monkeypatch.setitem(_few_tokens.FASTER_UP_TO_BYTES, key, 1 << 62)
 
 
 def call_few_tokens() -> None:

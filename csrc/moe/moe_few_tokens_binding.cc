@@ -88,9 +88,7 @@ MoeFewTokensParams few_params(const TensorMatcher& match, const Arg& x, const Fe
 // and what is wrong with the arguments is said before that.
 void launch_few_tokens(const Arg& x, MoeFewTokensParams& params, bool enable_pdl) {
   launch_on(x, [&](cudaStream_t stream) {
-    const int experts = std::min(params.tokens * params.slots, params.experts);
-    const int sms = multiprocessors(x.op, x.tensor.device().device_id);
-    params.ctas = std::min(experts * (params.inter / (kFewRows / 2)), sms);
+    params.sms = multiprocessors(x.op, x.tensor.device().device_id);
     return moe_few_tokens(params, enable_pdl, stream);
   });
 }

@@ -38,6 +38,7 @@ def test_numbers(tokens: int, dtype: torch.dtype, mode: str, generator: torch.Ge
         (10, 60, 1024, 256),
         (16, 512, 128, 256),
         (5, 5, 512, 1024),
+        (2, 5, 9216, 128),
     ):
         call = draw(tokens, slots, experts, hidden, inter, generator, dtype, mode)
         call.check(call.run())

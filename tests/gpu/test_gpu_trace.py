@@ -24,6 +24,9 @@ PAIRS = registered()
 #: Tensor cores keep 14 bits of a sum of products of e4m3, of which an error of the last two shows
 #: where a sum cancels.
 BITS_OF_FP8_SUMS = 2.0**-13
+#: What a sum of mono_moe changes by where an activation is so near the middle of two codes of e4m3
+#: that the last bits of the sum before decide.
+ONE_CODE = 2.0**-6
 #: Sums of 7168 products of numbers near 1, in another order than the reference's.
 LONG_SUMS = {"mm_M1_16_K7168_N256": Tolerance(1e-5, 2e-4)}
 
@@ -65,6 +68,8 @@ def test_a_kernel_gives_what_its_definition_says(
         elif template.op_type == "moe":
             # Sums of what was rounded twice before, which cancel.
             limits = Tolerance(2 * row.rtol, row.rtol * largest)
+            if template.name_prefix == "mono_moe":
+                limits = Tolerance(limits.rtol, ONE_CODE * largest)
         elif of_mla:
             # Scales of tokens make values of any size; queries beside e4m3 are rounded to f16.
             rounded = 2.0**-11 if "fp8" in template.name_prefix else 0.0

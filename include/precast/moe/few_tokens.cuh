@@ -17,6 +17,8 @@
 // Source   Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538
 #pragma once
 
+#include <algorithm>
+
 #include "precast/core/fp8_to_f16.cuh"
 #include "precast/core/host_device.cuh"
 #include "precast/core/launch.cuh"
@@ -67,7 +69,7 @@ struct MoeFewTokensParams {
   bool gate_first;  // in fc1_scale
   FewTokensRouting routing;
   bool renormalize;
-  int ctas;    // of the first kernel: at most one for each SM
+  int sms;     // multiprocessors of the GPU
   int splits;  // warps of the second kernel that share the columns of an expert, few_splits()
 };
 
@@ -78,6 +80,11 @@ inline int few_splits(int slots, int steps) {
   int splits = 1;
   while (splits * slots < kFewWarps && 2 * splits <= steps) splits *= 2;
   return splits;
+}
+
+// The CTAs of the first kernel, whose tiles have `columns` of h: at most one for each SM.
+inline int few_up_ctas(const MoeFewTokensParams& p, int columns) {
+  return std::min(std::min(p.tokens * p.slots, p.experts) * (p.inter / columns), p.sms);
 }
 
 #if defined(__CUDACC__)

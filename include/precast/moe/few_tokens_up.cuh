@@ -255,7 +255,8 @@ cudaError_t launch_moe_few_tokens_up(const MoeFewTokensParams& p, bool enable_pd
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
-  return launch(kernel, dim3(p.ctas), dim3(kFewThreads), enable_pdl, stream, p, shared);
+  return launch(kernel, dim3(few_up_ctas(p, kFewRows / 2)), dim3(kFewThreads), enable_pdl, stream,
+                p, shared);
 }
 
 #endif

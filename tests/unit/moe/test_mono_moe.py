@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -93,23 +94,26 @@ def test_the_table_says_which_calls_take_two_launches(
         (1 << 62, {"profile_ids": (-1, -1)}, 0),
     ):
         taken.clear()
-        monkeypatch.setitem(_few_tokens.FASTER_UP_TO_BYTES, item, most)
+        monkeypatch.setitem(_few_tokens.FASTER_UP_TO_BYTES, (item, False), most)
         call.run(**options)
         assert len(taken) == want
 
 
 def test_calls_that_took_less_time_in_two_launches() -> None:
     """Layers and tokens as they were measured."""
-    for layer, fewer, more in (
-        ((8, 256, 2048, 512, 1), (1, 2), (3, 4, 6, 8)),
-        ((8, 128, 2048, 768, 1), (1,), (2, 3, 4, 6, 8)),
-        ((8, 128, 2048, 768, 2), (1, 2), (4, 6)),
-        ((1, 32, 7168, 2048, 1), (1,), (8,)),
-        ((1, 16, 2048, 768, 2), (1, 8), ()),
-        ((2, 8, 4096, 14336, 2), (), (1,)),
+    for layer, on, fewer, more in (
+        ((8, 256, 2048, 512, 1), (False,), (1, 2), (3, 4, 6, 8)),
+        ((8, 128, 2048, 768, 1), (False,), (1,), (2, 3, 4, 6, 8)),
+        ((1, 32, 7168, 2048, 1), (False,), (1,), (8,)),
+        ((8, 256, 2048, 512, 1), (True,), (1, 3, 6, 8), ()),
+        ((8, 128, 2048, 768, 1), (True,), (1, 2, 4, 8), ()),
+        ((8, 128, 2048, 768, 2), (False, True), (1, 2), (4, 6)),
+        ((1, 16, 2048, 768, 2), (False, True), (1, 8), ()),
+        ((2, 8, 4096, 14336, 2), (False, True), (), (1,)),
     ):
-        for tokens in (*fewer, *more):
-            assert _few_tokens.is_faster(tokens, *layer) == (tokens in fewer), (layer, tokens)
+        for tokens, on_hopper in itertools.product((*fewer, *more), on):
+            is_faster = _few_tokens.is_faster(tokens, *layer, on_hopper=on_hopper)
+            assert is_faster == (tokens in fewer), (layer, tokens, on_hopper)
 
 
 def test_scratch_memory(generator: torch.Generator) -> None:

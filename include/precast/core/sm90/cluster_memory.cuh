@@ -90,7 +90,8 @@ __device__ __forceinline__ uint32_t atomic_add_in_cta(uint32_t* target, int rank
 }
 
 // Stores that complete on an mbarrier of the destination CTA (st.async). That CTA sees the data
-// once it has waited for the bytes; no cluster barrier is needed.
+// once it has waited for the bytes; no cluster barrier is needed. In a grid without clusters they
+// are illegal instructions, unlike the other functions here.
 __device__ __forceinline__ void store_async(float2* target, uint64_t* barrier, int rank,
                                             float2 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

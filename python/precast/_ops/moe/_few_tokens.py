@@ -13,17 +13,26 @@ from precast._ops.moe._rows import GROUP
 MAX_TOKENS, MAX_PAIRS, MAX_EXPERTS, MAX_SHARED = 8, 128, 1024, 72 * 1024
 
 #: Up to how many bytes of weights two launches take the place of grouped products, by the bytes of
-#: a weight: the largest calls that took less time on an H200. Those are two tokens of 256 experts
-#: with 512 and 2048 columns in FP8 (28.0 us beside 29.3; two of Qwen3-30B, 72 MiB, took 38.0 beside
-#: 36.3), and two of Qwen3-30B in bfloat16 (50.1 beside 54.0; four, 288 MiB, as long).
-FASTER_UP_TO_BYTES = {1: 48 << 20, 2: 144 << 20}
+#: a weight and whether the GPU is a Hopper: the largest calls that took less time on an H200. Those
+#: of FP8 are eight tokens of Qwen3-30B (73.7 us beside 82.9) with the kernels for Hopper, and with
+#: those of other GPUs two tokens of 256 experts with 512 and 2048 columns (28.0 us beside 29.3; two
+#: of Qwen3-30B, 72 MiB, took 38.0 beside 36.3). In bfloat16, which has one kernel, it is two tokens
+#: of Qwen3-30B (50.1 beside 54.0; four, 288 MiB, as long).
+FASTER_UP_TO_BYTES = {
+    (1, True): 288 << 20,
+    (1, False): 48 << 20,
+    (2, True): 144 << 20,
+    (2, False): 144 << 20,
+}
 
 
-def is_faster(tokens: int, slots: int, experts: int, hidden: int, inter: int, item: int) -> bool:
+def is_faster(
+    tokens: int, slots: int, experts: int, hidden: int, inter: int, item: int, on_hopper: bool
+) -> bool:
     """Whether two launches take the place of grouped products of these sizes, which fit."""
     # Why not the experts that tokens have: the host does not know them.
     most = min(tokens * slots, experts) * 3 * hidden * inter * item
-    return most <= FASTER_UP_TO_BYTES[item]
+    return most <= FASTER_UP_TO_BYTES[item, on_hopper]
 
 
 def fits(tokens: int, slots: int, experts: int, hidden: int, inter: int, item: int) -> bool:

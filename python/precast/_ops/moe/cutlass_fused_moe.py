@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from precast._base.device import is_hopper
 from precast._base.torch import torch
 from precast._op.export import op
 from precast._ops.gemm._w4 import COLUMNS, DEPTH
@@ -447,9 +448,9 @@ def cutlass_fused_moe(
       expert, float32 ``[experts]``, or without elements: 1. Products and activations are bfloat16
       before they are multiplied.
 
-    Up to eight tokens whose experts have at most 48 MiB of FP8 or 144 MiB of 16-bit weights, if no
-    two tokens have the same one, take two launches in the place of six where the function is Swiglu
-    without biases, weights have 16 bits or scales of blocks,
+    Up to eight tokens whose experts have at most 48 MiB of FP8 (288 MiB on compute capability 9.0)
+    or 144 MiB of 16-bit weights, if no two tokens have the same one, take two launches in the place
+    of six where the function is Swiglu without biases, weights have 16 bits or scales of blocks,
     ``output_dtype`` is that of ``input``, sizes are multiples of 128, all tokens have at most 128
     slots, and tokens and activations fit into shared memory: eight tokens, and ``tokens * slots *
     inter`` numbers of the weights' type, have at most 72 KiB. They round in the same places.
@@ -528,7 +529,8 @@ def cutlass_fused_moe(
         output = input.new_empty(sizes.tokens, sizes.hidden, dtype=output_dtype)
     few = call.few if profile_ids is None else None
     # Why not with what is remembered: that is about what is legal, this about what is fast.
-    if few is not None and is_faster(*sizes[:5], fc2_expert_weights.element_size()):
+    item = fc2_expert_weights.element_size()
+    if few is not None and is_faster(*sizes[:5], item, is_hopper(input.device)):
         h = scratch_of(workspace_buffer, input, few, call.total).active
         FEW_TOKENS.launch(
             *(input, token_selected_experts, token_final_scales, fc1_expert_weights),
