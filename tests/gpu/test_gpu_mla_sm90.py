@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 
 import pytest
@@ -137,6 +138,35 @@ def test_tiles_of_a_request_that_run_at_the_same_time(heads, q_lens, is_causal, 
     for _ in range(3):
         again = wrapper.run(**arguments, return_lse=True)
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
+@pytest.mark.parametrize("heads", [64, 128, 192, 256])
+@pytest.mark.parametrize("kv_lens", [[1], [64], [65], [300], [4096], [130, 0, 1]], ids=str)
+def test_few_tiles_in_clusters(heads, kv_lens, generator):
+    """Most CTAs have no work. Where TMA copies, even numbers of tiles of heads run in clusters."""
+    batch = Batch([1] * len(kv_lens), kv_lens, generator, heads=heads)
+    threads = call(batch, 3, generator)
+    check(batch, threads, False)
+    wrapper, arguments = batch.wrapper(64, generator, "fa3", False)
+    arguments.update(out=torch.empty_like(threads[0]), lse=torch.empty_like(threads[1]))
+
+    def run_all():
+        for _ in range(3):  # the next one may start before the one before it has ended
+            wrapper.run(**arguments, return_lse=True)
+
+    def assert_same():
+        assert torch.equal(arguments["out"], threads[0])
+        assert torch.equal(arguments["lse"], threads[1])
+        arguments["out"].fill_(math.nan)
+        arguments["lse"].fill_(math.nan)
+
+    run_all()
+    assert_same()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_all()
+    graph.replay()
+    assert_same()
 
 
 def test_requests_of_different_numbers_of_tiles(generator):

@@ -5,13 +5,14 @@
 //          blocks; its two consumer warpgroups compute 64 packed rows together, each of them half
 //          of the columns of the output (mla/sm90/tile.cuh). They meet at mbarriers.
 // Traffic  ckv and kpe are read once for every 64 packed rows: 128 heads read them twice, the
-//          second time from L2.
+//          second time from L2. CTAs that read the same are clusters (cluster_ctas_of()).
 // Splits   as in attention: the CTAs of a tile write partial results and combine them in the same
 //          launch (attention/combine.cuh).
 // Source   mla/sm90/mainloop.cuh
 #pragma once
 
 #include "precast/attention/sm90/attention.cuh"
+#include "precast/core/sm90/cluster.cuh"
 #include "precast/mla/sm90/convert.cuh"
 #include "precast/mla/sm90/mainloop.cuh"
 
@@ -58,6 +59,23 @@ cudaError_t launch_mla_sm90_threads(const MlaParams& p, bool enable_pdl, cudaStr
                                                                                       stream);
 }
 
+// TMA copies KV blocks. Does the same as launch_sm90_roles(), in clusters.
+template <typename Q, int kDimCkv, int kDimKpe>
+cudaError_t launch_mla_sm90_boxes(const MlaParams& p, bool enable_pdl, cudaStream_t stream) {
+  using Tile = MlaSm90Tile<Q, Q, kDimCkv, kDimKpe, true>;
+  MlaSm90Params params;
+  cudaError_t error = encode_params<Tile>(params, p);
+  if (error != cudaSuccess) return error;
+  const auto kernel = Sm90AttentionKernel<MlaSm90Roles<Tile>>;
+  error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const ScheduleShape& shape = p.schedule.shape;
+  return launch_clusters(kernel, dim3(shape.ctas), dim3(Tile::kCtaThreads),
+                         cluster_ctas_of(shape.heads, shape.ctas), Tile::kSharedBytes, enable_pdl,
+                         stream, params);
+}
+
 // `by_threads`: launches the kernel above, which is compiled in another file.
 template <typename Q, typename KV, int kDimCkv, int kDimKpe, typename ByThreads>
 cudaError_t launch_mla_sm90(const MlaParams& p, bool enable_pdl, cudaStream_t stream,
@@ -65,8 +83,7 @@ cudaError_t launch_mla_sm90(const MlaParams& p, bool enable_pdl, cudaStream_t st
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
   if constexpr (sizeof(KV) == sizeof(Q)) {
     if (box_rows_of<kDimKpe>(p) > 0) {
-      return launch_sm90_roles<MlaSm90Roles<MlaSm90Tile<Q, KV, kDimCkv, kDimKpe, true>>>(
-          p, enable_pdl, stream);
+      return launch_mla_sm90_boxes<Q, kDimCkv, kDimKpe>(p, enable_pdl, stream);
     }
   }
   return by_threads(p, enable_pdl, stream);

@@ -33,6 +33,18 @@ static_assert(power_of_two_in(48, 64) == 16 && power_of_two_in(7, 64) == 1 &&
                   power_of_two_in(640, 64) == 64,
               "boxes");
 
+// The CTAs of a cluster, in a grid of `ctas` where `heads` neighbours take the same tokens of a
+// request (share_of_cta()). Clusters have no memory and no barrier of their own, but their CTAs
+// begin together, on SMs that are near each other: measured faster (docs/decisions.md).
+constexpr int32_t cluster_ctas_of(int32_t heads, int32_t ctas) {
+  return heads % 2 == 0 && ctas % 2 == 0 ? 2 : 1;
+}
+static_assert(cluster_ctas_of(2, 132) == 2 && cluster_ctas_of(4, 78) == 2,
+              "pairs of heads are clusters");
+static_assert(cluster_ctas_of(1, 132) == 1 && cluster_ctas_of(3, 132) == 1,
+              "no cluster has two requests");
+static_assert(cluster_ctas_of(2, 131) == 1, "a grid consists of whole clusters");
+
 #if defined(__CUDACC__)
 
 // Which share of the work this CTA has. The shares of one head stand before those of the next one,
