@@ -428,7 +428,7 @@ def cutlass_fused_moe(
       ceil(2 inter / 128), hidden / 128]`` and ``[experts, hidden / 128, inter / 128]``. Tokens and
       activations are quantised as :func:`moe_permute_quant` does. The results of the first product
       are rounded to ``output_dtype``; they are not on compute capability 9.0 with Swiglu, without
-      its numbers and without ``fc1_expert_biases``, if an expert has at least 48 rows on average,
+      its numbers and without ``fc1_expert_biases``, if an expert has at least 32 rows on average,
       where one kernel computes both, unless ``profile_ids`` are given.
     - ``use_w4_group_scaling``: ``input`` and ``output_dtype`` are bfloat16, weights uint8 with two
       e2m1 numbers in a byte, as :func:`interleave_moe_weights_for_sm90_mixed_gemm` returns them.
