@@ -82,19 +82,19 @@ struct ScaledGemmCosts {
 // Of the GEMM of few tokens and e4m3 operands with scales of rows.
 struct ScaledGemmFewCosts {
   double shared_bytes = 128.0;
-  double fill_bytes = 31200.0;
-  double l2_bytes = 50.2;
-  double dram_bytes = 2020.0;
-  double start = 4700.0;
-  double split_byte = 0.0398;
-  double share = 0.00996;
-  double pair = 1060.0;
-  double used_by_4 = 0.481;
-  double used_by_8 = 1.37;
-  double missing = 0.00769;
-  double split[3] = {218.0, 452.0, 2650.0};
-  double consumer[16] = {116.0, 113.0, 256.0, 107.0, 2250.0, 116.0, 132.0, 18.0, 259.0, 40.7, 333.0, 47.6, 34.0, 6.84, 133.0, 350.0};
-  double tile[16] = {5920.0, 2670.0, 3130.0, 2060.0, 2090.0, 1180.0, 580.0, 1400.0, 788.0, 871.0, 1530.0, 3970.0, 1070.0, 1850.0, 5470.0, 7110.0};
+  double fill_bytes = 5210.0;
+  double l2_bytes = 52.6;
+  double dram_bytes = 1940.0;
+  double start = 5410.0;
+  double split_byte = 0.0407;
+  double share = 0.0561;
+  double pair = 675.0;
+  double used_by_4 = 0.461;
+  double used_by_8 = 1.25;
+  double missing = 0.00317;
+  double split[3] = {125.0, 493.0, 4080.0};
+  double consumer[16] = {29.0, 61.0, 107.0, 200.0, 1510.0, 281.0, 24.2, 34.4, 276.0, 19.4, 225.0, 153.0, 41.9, 38.1, 219.0, 73.9};
+  double tile[16] = {2180.0, 922.0, 1600.0, 510.0, 935.0, 235.0, 160.0, 1130.0, 279.0, 193.0, 709.0, 3530.0, 327.0, 1790.0, 1090.0, 10600.0};
 };
 // clang-format on
 
