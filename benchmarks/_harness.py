@@ -89,6 +89,9 @@ class Case(NamedTuple):
     without : callable, optional
         The same call of ours without what the case is about, for the peer ``without``; it takes
         the arguments of ``make``.
+    touches_part : bool
+        Whether a call touches ``bytes_moved`` of much larger arguments, as few tokens read few of
+        many experts. Copies that keep L2 cold are counted by them.
     """
 
     op: str
@@ -107,6 +110,7 @@ class Case(NamedTuple):
     close: Tolerance | None = None
     reads: bool = False
     without: Callable[..., Any] | None = None
+    touches_part: bool = False
 
     @property
     def ours(self) -> Callable[..., Any]:
@@ -128,7 +132,8 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
         refcheck(case, args)
     others = peers.functions(case, family, settings.peers)
     functions = {"precast": case.ours, **able(case, others, args, in_graph=True)}
-    samples = bench_side_by_side(functions, args, rounds=settings.rounds)
+    touched = case.bytes_moved if case.touches_part else None
+    samples = bench_side_by_side(functions, args, rounds=settings.rounds, bytes_per_call=touched)
     timings = {name: Timing.of_milliseconds(ms) for name, ms in samples.items()}
     cpu = {
         name: bench_cpu_time(fn, args, **cpu_effort(timings[name].median))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's fused mixture of experts as an engine calls it: tuned, with its own memory."""
+"""FlashInfer's mixtures of experts as an engine calls them: tuned, with their own memory."""
 
 from __future__ import annotations
 
@@ -45,5 +45,19 @@ def fused(moe: Callable[..., Any]) -> Callable[..., Any]:
             with flashinfer.autotune(True, tuning_buckets=(len(x),)):
                 moe(x, experts, weights, *rest, **options)
         return moe(x, experts, weights, *rest, **options)
+
+    return call
+
+
+def few(moe: Callable[..., Any]) -> Callable[..., Any]:
+    """Their function for few tokens, with scratch memory that it keeps up from call to call."""
+    import flashinfer
+
+    memory: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, *rest: Any, scratchpad: Any, **options: Any) -> Any:
+        if not memory:
+            memory.append(flashinfer.fused_moe.alloc_scratchpad(x.device))
+        return moe(x, *rest, scratchpad=memory[0], **options)
 
     return call

@@ -166,6 +166,7 @@ def _case(layer: Layer, tokens: int, stored: str) -> Case:
         dtype=torch.float8_e4m3fn if stored == FP8 else torch.bfloat16,
         close=CLOSE[stored],
         tolerances={6: CLOSE[stored]},
+        touches_part=True,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _tuned_moe import fused
+from _tuned_moe import few, fused
 
 PACKAGE = "flashinfer"
 
@@ -34,6 +34,7 @@ MODULES = {
     "bgmv_moe": "fused_moe",
     "bgmv_moe_expand": "fused_moe",
     "bgmv_moe_shrink": "fused_moe",
+    "mono_moe": "fused_moe",
     "fused_qk_rmsnorm_rope": "norm",
     "tinygemm_bf16": "gemm",
     "mm_M1_16_K7168_N128": "gemm",
@@ -50,7 +51,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "BatchMLAPagedAttentionWrapper": {"backend": "fa2"},
 }
 #: Functions that an engine does not call with our arguments alone.
-CALLED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {"cutlass_fused_moe": fused}
+CALLED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "cutlass_fused_moe": fused,
+    "mono_moe": few,
+}
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:

@@ -86,10 +86,16 @@ def rotate(
 
 
 def rotation_for(
-    args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, cold_l2_cache: bool = True
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    cold_l2_cache: bool = True,
+    bytes_per_call: int | None = None,
 ) -> list[Call]:
-    """The copies that keep L2 cold on the current device, or the caller's arguments alone."""
+    """The copies that keep L2 cold on the current device, or the caller's arguments alone.
+
+    ``bytes_per_call`` is what a call touches of its arguments, if it is not all.
+    """
     if not cold_l2_cache:
         return rotate(args, kwargs)
-    moved = tensor_bytes([*args, *(kwargs or {}).values()])
+    moved = bytes_per_call or tensor_bytes([*args, *(kwargs or {}).values()])
     return rotate(args, kwargs, copies_needed(moved, l2_bytes()))

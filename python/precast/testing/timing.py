@@ -70,6 +70,7 @@ def bench_side_by_side(
     *,
     rounds: int | None = None,
     cold_l2_cache: bool = True,
+    bytes_per_call: int | None = None,
 ) -> dict[str, list[float]]:
     """Measure the milliseconds of one call of each function, in turn on the same copies.
 
@@ -84,13 +85,15 @@ def bench_side_by_side(
         Each is called with the same arguments and captured in its own graph.
     rounds : int, optional
         Replays of each graph; default: as many as the slowest needs for 0.1 s, 10 to 1000.
+    bytes_per_call : int, optional
+        What a call touches of its arguments, for which copies are made. Default: all of them.
 
     Returns
     -------
     dict
         Name to the list of milliseconds.
     """
-    calls = rotation_for(args, kwargs, cold_l2_cache)
+    calls = rotation_for(args, kwargs, cold_l2_cache, bytes_per_call)
     graphs = {}
     for name, fn in functions.items():
         warm_up(fn, calls, Options())

@@ -264,6 +264,24 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     assert record["expected"] == {"parts": 1.8}
 
 
+def test_copies_of_a_case_that_touches_a_part(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, device = benchmarks("_harness"), FakeDevice(monkeypatch)
+    monkeypatch.setattr(harness, "bench_cpu_time", lambda fn, args, **effort: timing(3.0))
+    settings = harness.Settings([], refcheck=False, rounds=2)
+    ceilings = Ceilings(ceiling(), ceiling("read"), ceiling("launch", 1.2, "us"))
+    for touches_part, copies in ((False, 20), (True, 200)):  # twice a cache of 1000
+        seen: set[int] = set()
+        case = harness.Case(
+            *("scale", "[25]", 10, lambda: (torch.ones(25),)),
+            bind=lambda scale, seen=seen: device.kernel(0.01, seen),
+            touches_part=touches_part,
+        )
+        harness.measure(case, "scale", ceilings, settings)
+        assert len(seen) == copies
+
+
 def test_whole_calls_are_timed_in_turn(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of ours takes 10 us, one of torch 25, and none in between is left out."""
     harness, device = benchmarks("_harness"), FakeDevice(monkeypatch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's fused mixture of experts is measured as an engine calls it."""
+"""FlashInfer's mixtures of experts are measured as an engine calls them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ class Library:
 
     def cutlass_fused_moe(self, *args: Any, workspace_buffer: torch.Tensor, **_: Any) -> Any:
         self.calls.append((len(args[0]), self.tuned, workspace_buffer.numel()))
+        return args[0]
+
+    def alloc_scratchpad(self, device: torch.device) -> torch.Tensor:
+        self.calls.append((device,))
+        return torch.zeros(SIZE, dtype=torch.uint8, device=device)
+
+    def mono_moe(self, *args: Any, scratchpad: torch.Tensor, interleave_up: bool) -> Any:
+        assert not interleave_up
+        scratchpad += 1
+        self.calls.append((args[1], scratchpad.tolist()))
         return args[0]
 
     @staticmethod
@@ -88,3 +98,16 @@ def test_the_peer_is_called_so(benchmarks: Any, library: Library) -> None:
     case = harness.Case("cutlass_fused_moe", "", 8, tuple, lambda moe: moe)
     peers._adapter("flashinfer").adapt(case, "fused_moe")(*arguments(3), **options())
     assert library.calls == [(3, (3,), SIZE), (3, None, SIZE)]
+
+
+def test_few_tokens_have_scratch_memory_of_their_own(benchmarks: Any, library: Library) -> None:
+    """Theirs keeps state in it, so that ours must not write to it."""
+    peers, harness = benchmarks("peers"), benchmarks("_harness")
+    sys.modules["flashinfer"].mono_moe = library.mono_moe  # type: ignore[attr-defined]
+    case = harness.Case("mono_moe", "", 8, tuple, lambda moe: moe)
+    call = peers._adapter("flashinfer").adapt(case, "moe_few_tokens")
+    x, ours = torch.zeros(3), torch.zeros(SIZE, dtype=torch.uint8)
+    for number in (1, 2):
+        assert call(x, number, scratchpad=ours, interleave_up=False) is x
+    assert library.calls == [(x.device,), (1, SIZE * [1]), (2, SIZE * [2])]
+    assert not ours.any()

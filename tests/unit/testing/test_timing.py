@@ -121,6 +121,15 @@ def test_side_by_side_keeps_functions_apart(monkeypatch: pytest.MonkeyPatch) -> 
     assert samples["fast"] == pytest.approx([0.01] * 4)
 
 
+def test_copies_are_counted_by_what_a_call_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    for touched, copies in ((None, 20), (10, 200)):  # twice a cache of 1000
+        seen: set[int] = set()
+        functions = {"some": device.kernel(1.0, seen)}
+        bench_side_by_side(functions, (torch.ones(25),), rounds=2, bytes_per_call=touched)
+        assert len(seen) == copies
+
+
 def test_side_by_side_goes_round_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice(monkeypatch)
     names = ["hot", "warm", "cold"]

@@ -14,10 +14,11 @@ MAX_TOKENS, MAX_PAIRS, MAX_EXPERTS, MAX_SHARED = 8, 128, 1024, 72 * 1024
 
 #: Up to how many bytes of weights two launches take the place of grouped products, by the bytes of
 #: a weight and whether the GPU is a Hopper: the largest calls that took less time on an H200. Those
-#: of FP8 are eight tokens of Qwen3-30B (73.7 us beside 82.9) with the kernels for Hopper, and with
-#: those of other GPUs two tokens of 256 experts with 512 and 2048 columns (28.0 us beside 29.3; two
-#: of Qwen3-30B, 72 MiB, took 38.0 beside 36.3). In bfloat16, which has one kernel, it is two tokens
-#: of Qwen3-30B (50.1 beside 54.0; four, 288 MiB, as long).
+#: of FP8 are eight tokens of Qwen3-30B (69.8 us beside 75.5; eight of DeepSeek-V3 with 32 experts,
+#: 336 MiB, took 97.7 beside 89.3) with the kernels for Hopper, and with those of other GPUs two
+#: tokens of 256 experts with 512 and 2048 columns (28.0 us beside 29.3; two of Qwen3-30B, 72 MiB,
+#: took 38.0 beside 36.3). In bfloat16, which has one kernel, it is two tokens of Qwen3-30B (50.1
+#: beside 54.0; four, 288 MiB, as long).
 FASTER_UP_TO_BYTES = {
     (1, True): 288 << 20,
     (1, False): 48 << 20,
