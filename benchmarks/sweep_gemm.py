@@ -46,7 +46,7 @@ ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 
 REPLAYS, HOPELESS = 4, 1.6
 L2_BYTES = 200_000_000
 #: Microseconds that a graph takes, about, and the most calls in it.
-GRAPH_US, MOST_CALLS = 600.0, 48
+GRAPH_US, MOST_CALLS = 600.0, 60
 #: Choices that read so many times what the least one does are left out.
 MOST_READ = 3.0
 #: What the operands of each op are.

@@ -50,7 +50,9 @@ void grouped_mm_gated_entry(TensorView a, TensorView b, TensorView m_indptr,
       << " columns up to " << kMostRows / 2 << ", got shape " << to_string(out.shape());
   GatedGemmParams params = {};
   params.function = static_cast<ExpertFunction>(activation_type);
-  PRECAST_CHECK(is_gated(params.function), ValueError)
+  PRECAST_CHECK(
+      activation_type == static_cast<int64_t>(params.function) && is_gated(params.function),
+      ValueError)
       << op << ": activation_type must be 3, 4, 5 or 8, got " << activation_type;
   params.bias = match.optional<void>(bias, "bias", [&](const TensorMatch& with) {
     with.same_device(in).dtype(gemm_gated_sm90_dtype).shape({groups, 2 * columns}).contiguous();

@@ -60,7 +60,7 @@ void moe_finalize_call(DType dtype, DType dtype_o, const TensorView& input,
   PRECAST_CHECK(!differs || int64_t(experts) > 0 || count == 0, ValueError)
       << op << ": input must have no rows without experts, got shape " << to_string(input.shape());
   PRECAST_CHECK(ranks >= 1 && ranks <= std::numeric_limits<int>::max(), ValueError)
-      << op << ": ranks must be in [1, 2147483647], got " << ranks;
+      << op << ": ranks must be from 1 to 2147483647, got " << ranks;
   if (tokens == 0 || columns == 0) return;
 
   params.input = data_of(input);

@@ -272,6 +272,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
         ({"m_indptr": starts.long()}, "m_indptr must be int32"),
         ({"m_indptr": starts[:1]}, r"m_indptr must have shape \[2\]"),
         ({"out_scale": scales[:, 1:]}, r"out_scale must have shape .*1, 26\]"),
+        ({"out_scale": scales.repeat_interleave(2, 1)[:, ::2]}, "out_scale must have stride 1"),
         ({"out": a}, "out must not overlap a's memory"),
         ({"out_scale": a_scale.mT}, "out_scale must not overlap a_scale's memory"),
         ({"eps": 0.0}, "eps must be a finite number of at least 1e-30"),

@@ -65,6 +65,10 @@ def test_errors() -> None:
         ({"a_scale": good["a_scale"][1:]}, "a_scale must have shape"),
         ({"b_scale": good["b_scale"][:, :2]}, r"b_scale must have shape \[3, 4, 2\]"),
         ({"out_scale": good["out_scale"][:1]}, r"out_scale must have shape \[2, 32\]"),
+        (
+            {"out_scale": torch.full((32, 2), 7.0).mT},
+            r"out_scale must have stride 1 in its last dimension, got strides \[1, 2\]",
+        ),
         ({"m_indptr": STARTS[:3]}, r"m_indptr must have shape \[4\]"),
         ({"eps": 0.0}, "eps must be a finite number of at least 1e-30"),
         ({"choice": 3}, "choice must be -1 or 0, 1 or 2"),

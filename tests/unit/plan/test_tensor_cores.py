@@ -32,7 +32,8 @@ def test_what_ptxas_makes_slow_does_not_build(op):
     (flag,) = [flag for flag in config.cuda_flags if flag.startswith("-Xptxas=")]
     wanted = {"--warn-on-spills", "--warn-on-local-memory-usage", OPTION}
     assert wanted <= set(flag.removeprefix("-Xptxas=").split(","))
-    assert config.archs == ("sm90a",)
+    # Alone, but where the same sources hold kernels of other GPUs, which keep the rule, too.
+    assert config.archs == ("sm90a",) or op == "moe_few_tokens"
 
 
 def test_the_ops_are_found():

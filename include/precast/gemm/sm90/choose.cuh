@@ -206,9 +206,9 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem, con
 
 // One product of few tokens has costs of its own, if its family has some: it waits for memory and
 // for the grids before and behind it, where other products wait for their SM.
-constexpr int kFewTokens = 128;
+constexpr int kFewGemmTokens = 128;
 constexpr bool has_few_tokens(const Fp8GemmProblem& problem) {
-  return problem.kind == TokenGroups::equal && problem.groups == 1 && problem.tokens <= kFewTokens;
+  return problem.kind == TokenGroups::equal && problem.groups == 1 && problem.tokens <= kFewGemmTokens;
 }
 template <typename Choice>
 double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem) {

@@ -186,6 +186,7 @@ class Fp8GemmEpilogue {
     if constexpr (Tile::kSwapped) {
       write_swapped_group(group, pairs);
     } else if constexpr (kHasBuffer) {
+      static_assert(!Params::kHasAnyRows, "rows of whole vectors");
       write_rows(group, pairs, rows, turn);
     } else {
       write_vectors(group, pairs);

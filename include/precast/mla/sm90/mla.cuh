@@ -71,9 +71,14 @@ cudaError_t launch_mla_sm90_boxes(const MlaParams& p, bool enable_pdl, cudaStrea
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (error != cudaSuccess) return error;
   const ScheduleShape& shape = p.schedule.shape;
-  return launch_clusters(kernel, dim3(shape.ctas), dim3(Tile::kCtaThreads),
-                         cluster_ctas_of(shape.heads, shape.ctas), Tile::kSharedBytes, enable_pdl,
-                         stream, params);
+  const auto launch_in = [&](int cluster) {
+    return launch_clusters(kernel, dim3(shape.ctas), dim3(Tile::kCtaThreads), cluster,
+                           Tile::kSharedBytes, enable_pdl, stream, params);
+  };
+  const int cluster = cluster_ctas_of(shape.heads, shape.ctas);
+  error = launch_in(cluster);
+  // A part of a GPU may have no room for a cluster.
+  return cluster > 1 && is_cluster_too_large(error) ? launch_in(1) : error;
 }
 
 // `by_threads`: launches the kernel above, which is compiled in another file.

@@ -235,14 +235,21 @@ cudaError_t launch_moe_few_tokens_down_sm90(const MoeFewTokensParams& p, bool en
   shape.l2_bytes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   cudaError_t error = encode_tensor_map(params.weights, DType::e4m3, p.fc2, shape);
   if (error != cudaSuccess) return error;
-  const int ctas = few_down_cluster(p), pairs = p.tokens * p.slots;
-  const int shared = kFewDownStages * (kFewStageBytes + kFewBlocks * kFewTokenBytes) +
-                     pairs * (kFewTileRows / ctas) * static_cast<int>(sizeof(float));
   const auto kernel = MoeFewTokensDownSm90Kernel<T>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (error != cudaSuccess) return error;
-  return launch_clusters(kernel, dim3(p.hidden / kFewTileRows * ctas), dim3(kFewDownThreads), ctas,
-                         shared, enable_pdl, stream, params);
+  const auto launch_in = [&](int ctas) {
+    const int results = p.tokens * p.slots * (kFewTileRows / ctas);
+    const int shared = kFewDownStages * (kFewStageBytes + kFewBlocks * kFewTokenBytes) +
+                       results * static_cast<int>(sizeof(float));
+    const cudaError_t failed =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (failed != cudaSuccess) return failed;
+    return launch_clusters(kernel, dim3(p.hidden / kFewTileRows * ctas), dim3(kFewDownThreads),
+                           ctas, shared, enable_pdl, stream, params);
+  };
+  const int ctas = few_down_cluster(p);
+  error = launch_in(ctas);
+  // A part of a GPU may have no room for a cluster.
+  return ctas > 1 && is_cluster_too_large(error) ? launch_in(1) : error;
 }
 
 #endif

@@ -2,7 +2,7 @@
 """The first product of a mixture of experts with scales of blocks, SwiGLU and new scales.
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202; DeepSeek-V3 Technical Report,
-arXiv:2412.19437, section 3.3.
+arXiv:2412.19437, section 3.5.2.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ def _check(
     shape = [columns // BLOCK, len(a)]
     if [*out_scale.shape] != shape:
         raise ValueError(f"{export}: out_scale must have shape {shape}, got {[*out_scale.shape]}")
+    if out_scale.shape[1] > 1 and out_scale.stride(1) != 1:
+        raise ValueError(
+            f"{export}: out_scale must have stride 1 in its last dimension, got strides "
+            f"{[*out_scale.stride()]}; call .contiguous()"
+        )
     check_contiguous(export, m_indptr=m_indptr)
     check_product(export, a, b, a_scale, b_scale, out)
 

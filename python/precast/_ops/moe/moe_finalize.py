@@ -69,8 +69,6 @@ def _check(
         scale=scale,
         bias=bias,
     )
-    if ranks < 1:
-        raise ValueError(f"{export}: ranks must be in [1, 2147483647], got {ranks}")
     if row_experts is None and (scale is not None or bias is not None):
         raise ValueError(f"{export}: row_experts must be given with scale or bias, got None")
 
@@ -79,7 +77,7 @@ _BOTH = Both.of(
     "moe_finalize",
     "input:T=bf16|f16[count,columns] permuted_rows:i32[tokens,slots] weights?:f32[tokens,slots] "
     "row_experts?:i32[count] scale?:f32[experts] out!:U=bf16|f16[tokens,columns] "
-    "bias?:U[experts,columns] ranks:int enable_pdl:pdl",
+    "bias?:U[experts,columns] ranks:int(1-2147483647) enable_pdl:pdl",
     reference=lambda input, permuted_rows, weights, row_experts, scale, bias, ranks: (
         moe_finalize_reference(
             *(input, permuted_rows, weights, row_experts, scale, bias, torch.float32)
