@@ -46,8 +46,9 @@ def test_numbers(tokens: int, dtype: torch.dtype, mode: str, generator: torch.Ge
 
 @modes
 def test_few_tokens_are_close_to_grouped_products(mode: str, generator: torch.Generator) -> None:
-    """Both round in the same places, but sums in another order let codes of e4m3 differ."""
-    bar = 5e-3 if mode == "half" else 2e-2
+    """Sums in another order let codes of e4m3 differ; in 16 bits, grouped products for Hopper do
+    not round what the function gets, which made 4.5e-3 to 5.0e-3 of the norm."""
+    bar = 8e-3 if mode == "half" else 2e-2
     for tokens in (1, 8):
         call = draw(tokens, 8, 64, 2048, 768 if mode == "blocks" else 512, generator, mode=mode)
         few, grouped = call.run(), call.run(profile_ids=(-1, -1))

@@ -208,7 +208,8 @@ double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem, con
 // for the grids before and behind it, where other products wait for their SM.
 constexpr int kFewGemmTokens = 128;
 constexpr bool has_few_tokens(const Fp8GemmProblem& problem) {
-  return problem.kind == TokenGroups::equal && problem.groups == 1 && problem.tokens <= kFewGemmTokens;
+  return problem.kind == TokenGroups::equal && problem.groups == 1 &&
+         problem.tokens <= kFewGemmTokens;
 }
 template <typename Choice>
 double sm90_gemm_clocks(const Choice& choice, const Fp8GemmProblem& problem) {
