@@ -17,8 +17,6 @@
 // Source   Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538
 #pragma once
 
-#include <algorithm>
-
 #include "precast/core/fp8_to_f16.cuh"
 #include "precast/core/host_device.cuh"
 #include "precast/core/launch.cuh"
@@ -82,9 +80,16 @@ inline int few_splits(int slots, int steps) {
   return splits;
 }
 
+// The experts that all tokens may have together.
+inline int most_experts(const MoeFewTokensParams& p) {
+  const int pairs = p.tokens * p.slots;
+  return pairs < p.experts ? pairs : p.experts;
+}
+
 // The CTAs of the first kernel, whose tiles have `columns` of h: at most one for each SM.
 inline int few_up_ctas(const MoeFewTokensParams& p, int columns) {
-  return std::min(std::min(p.tokens * p.slots, p.experts) * (p.inter / columns), p.sms);
+  const int most = most_experts(p) * (p.inter / columns);
+  return most < p.sms ? most : p.sms;
 }
 
 #if defined(__CUDACC__)

@@ -130,17 +130,16 @@ __global__ __launch_bounds__(kItemThreads, kFinalizeVectorCtasPerSm) void MoeFin
   const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
   if (item >= p.items.count) return;
   const ItemPosition at(p.items, item, kSize);
-  const int64_t apart = p.columns / kFinalizeVectors;           // of a thread's vectors
-  const T* input = static_cast<const T*>(p.input) + at.column;  // + row * input_stride
-  const float* weights = p.weights + static_cast<int64_t>(at.row) * p.slots.count;
+  const int64_t apart = p.columns / kFinalizeVectors;  // of a thread's vectors
 
   launch_dependent_grids();
   wait_on_dependent_grids();
 
   float sum[kFinalizeVectors][kSize] = {};
   for_each_slot(p.slots, at.row, [&](int64_t row, int slot) {
+    const float* weights = p.weights + int64_t(at.row) * p.slots.count;
     const float weight = p.weights == nullptr ? 1.0f : load_scalar(weights + slot);
-    const T* from = input + row * p.input_stride;
+    const T* from = static_cast<const T*>(p.input) + row * p.input_stride + at.column;
     Vec<T> loaded[kFinalizeVectors];
 #pragma unroll
     for (int i = 0; i < kFinalizeVectors; ++i) loaded[i] = load_vec(from + i * apart);

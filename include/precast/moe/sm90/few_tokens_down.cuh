@@ -216,7 +216,7 @@ __global__ __launch_bounds__(kFewDownThreads, 1) void MoeFewTokensDownSm90Kernel
 
 // The CTAs of a cluster: as many as find place on the GPU, and have an expert.
 inline int few_down_cluster(const MoeFewTokensParams& p) {
-  const int tiles = p.hidden / kFewTileRows, experts = std::min(p.tokens * p.slots, p.experts);
+  const int tiles = p.hidden / kFewTileRows, experts = most_experts(p);
   int ctas = 1;
   while (ctas < 4 && 2 * ctas * tiles <= p.sms && 2 * ctas <= experts) ctas *= 2;
   return ctas;
