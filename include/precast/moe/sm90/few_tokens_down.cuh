@@ -86,6 +86,7 @@ __device__ __forceinline__ void stage_h(const MoeFewTokensParams& p,
 template <typename T>
 __global__ __launch_bounds__(kFewDownThreads, 1) void MoeFewTokensDownSm90Kernel(
     const __grid_constant__ FewTokensSm90Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char few_tokens_sm90_shared[];
   __shared__ FewTokensRoute route;
   __shared__ PipelineBarriers<kFewDownStages> stages;
@@ -210,6 +211,7 @@ __global__ __launch_bounds__(kFewDownThreads, 1) void MoeFewTokensDownSm90Kernel
     static_cast<T*>(p.out)[int64_t(token) * p.hidden + first_column + rank * columns + column] =
         from_float<T>(out);
   }
+#endif
 }
 
 #if !defined(__CUDACC_RTC__)

@@ -68,6 +68,7 @@ __device__ __forceinline__ void stage_tokens_sm90(const MoeFewTokensParams& p, i
 template <typename T>
 __global__ __launch_bounds__(kFewThreads, 1) void MoeFewTokensUpSm90Kernel(
     const __grid_constant__ FewTokensSm90Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char few_tokens_sm90_shared[];
   __shared__ FewTokensRoute route;
   __shared__ PipelineBarriers<kFewUpStages> stages;
@@ -153,6 +154,7 @@ __global__ __launch_bounds__(kFewThreads, 1) void MoeFewTokensUpSm90Kernel(
       static_cast<float*>(p.h)[int64_t(pair) * p.inter + column] = h;
     }
   }
+#endif
 }
 
 #if !defined(__CUDACC_RTC__)
